@@ -63,8 +63,8 @@ class Transfers:
         #: Keys of speculative transfers under way, and of experts that are not kept.
         self._speculative: set[int] = set()
         self._passing: set[int] = set()
-        #: Experts that are not kept and were incomplete when their layer ended; and by key, the last
-        #: use of those that were incomplete when it was submitted.
+        #: Experts that are not kept and were incomplete when their layer ended; by key, the last
+        #: use of experts that were incomplete when that was submitted.
         self._missed: set[int] = set()
         self._leaving: dict[int, Span] = {}
         #: Slots that only experts which are not kept may use.
@@ -156,7 +156,7 @@ class Transfers:
         return self._arrival(self.cache.key(layer, expert, form))
 
     def common(self, layer: int) -> Span:
-        """Return the transfer of a layer's non-expert weights, or the head's (-1), for this pass."""
+        """Return this pass's transfer of a layer's non-expert weights, or the head's (-1)."""
         return self._streams.pop(layer, None) or self._stream(layer)
 
     def computed(self, reads: Sequence[Span]) -> None:
@@ -281,7 +281,7 @@ class Transfers:
         if key in self._missed:
             self._missed.remove(key)
             last_use = last_use or self._arrivals[key]
-        if last_use is not None and not self.cache.is_pinned(key):  # unless the next pass's layer needs it
+        if last_use is not None and not self.cache.is_pinned(key):  # by the next pass
             self._let_go(key, last_use)
 
     def slot_of(self, op: Op) -> int:

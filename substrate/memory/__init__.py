@@ -1,1 +1,1 @@
-"""Tiers with byte budgets, and the expert cache on the device."""
+"""Memory: tiers with byte budgets, the expert cache on the device, host memory before the disk."""

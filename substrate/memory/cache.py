@@ -1,4 +1,4 @@
-"""The device's expert slots: the only place that knows which expert is where.
+"""The device's expert slots: the only module that keeps which expert is in which slot.
 
     ┌ Who owns a slot, and when may it be reused? ──────────────────────────────────────────────┐
     │ free ──claim──▶ arriving ──arrive──▶ resident ──read_by──▶ resident, busy ──▶ evictable    │
@@ -38,13 +38,13 @@ NEVER = int(np.iinfo(np.int64).max)
 
 
 def _flags(keys: int) -> tuple[bytearray, Mask]:
-    """A flag for each key, none set: for single keys, and the same bytes for vector questions."""
+    """Return unset flags of all keys, as bytes and as a boolean array of the same memory."""
     flags = bytearray(keys)
     return flags, np.frombuffer(flags, dtype=bool)
 
 
 def _instants(keys: int) -> tuple["array[int]", np.ndarray]:
-    """A time for each key, `NEVER` at first: for single keys, and the same for vector questions."""
+    """Return times of all keys, all `NEVER`, as an array and as a vector of the same memory."""
     times = array("q", [NEVER]) * keys
     return times, np.frombuffer(times, dtype=np.int64)
 
@@ -52,13 +52,13 @@ def _instants(keys: int) -> tuple["array[int]", np.ndarray]:
 def equal_pools(
     shape: ModelShape, slots: int, scope: Scope, tier: Tier, least: int | None = None
 ) -> tuple[int, ...]:
-    """One pool of all slots, or the same number of slots for each MoE layer.
+    """Return the slots of each pool: one pool of all, or one of equal size for each MoE layer.
 
     Args:
         least: slots that there must be; None is as many as a token uses experts of a layer.
 
     Raises:
-        BudgetError: not even one layer's pinned experts fit.
+        BudgetError: the experts that one token uses in one layer do not fit.
     """
     layers = len(shape.moe_layers)
     slots = min(slots, layers * shape.num_experts)
@@ -73,12 +73,12 @@ def equal_pools(
 
 
 class _Pool:
-    """Slots that lend each other, and which of their experts can be evicted.
+    """Slots that any of a set of experts may use, and which of their experts can be evicted.
 
     Attributes:
         free: slots without an expert.
         record_bytes: bytes of a slot.
-        mask: who can be evicted, over all keys, at the latest instant that was asked for.
+        mask: the evictable experts over all keys, at the latest instant that was asked for.
     """
 
     def __init__(self, free: list[int], keys: int, record_bytes: int) -> None:
@@ -88,7 +88,7 @@ class _Pool:
 
 
 class ExpertCache:
-    """The device's slots and the experts in them.
+    """The device's slots, the experts in them, and which of these can be evicted.
 
     Args:
         shape: the model.
@@ -101,14 +101,13 @@ class ExpertCache:
 
     Attributes:
         forms: the number of forms.
-        pools: the numbers of slots that lend each other, of form 0: of all layers together, or of
-            each MoE layer.
+        pools: the slots of each pool of form 0: one pool for all layers, or one for each MoE layer.
         slots: the slots of form 0.
         capacity: the slots of all forms.
         slot_bytes: the bytes of all slots.
 
     Raises:
-        BudgetError: not even one layer's pinned experts fit.
+        BudgetError: the experts that one token uses in one layer do not fit.
         UsageError: ``slots`` is not one number for each MoE layer.
     """
 
@@ -134,7 +133,7 @@ class ExpertCache:
         self.scope: Scope = scope
         sizes = [record_bytes, *(size for _, size in more)]
         self.forms = len(sizes)
-        #: Of each form, as `pools`.
+        #: The slots of each pool of each form.
         self.form_pools = [tuple(slots)]
         self.form_pools += [equal_pools(shape, count, scope, tier, least=1) for count, _ in more]
         self.pools, self.slots = self.form_pools[0], sum(slots)
@@ -143,26 +142,26 @@ class ExpertCache:
         self.capacity = sum(map(sum, self.form_pools))
         self.slot_bytes = sum(sum(p) * n for p, n in zip(self.form_pools, sizes, strict=True))
         self._tier, self._experts, self._layers = tier, experts, shape.num_layers
-        #: Keys of one form.
+        #: The number of keys of one form.
         self._keys = shape.num_layers * experts
-        #: Each layer's keys, form by form.
+        #: The keys of each layer, form by form.
         rows = self.forms * shape.num_layers
         self._rows = [slice(n * experts, (n + 1) * experts) for n in range(rows)]
         total = rows * experts
         self._slot_of = [-1] * total
         self._owner_of = [-1] * self.capacity
-        #: The last computation that was submitted to read each.
+        #: By key, the last submitted computation that reads the record.
         self._reader: list[Span | None] = [None] * total
-        # Changes go key by key, most questions too; some are put to all keys at once.
-        #: Who has a slot, complete or arriving; for others to read.
+        # Changes and most queries are of single keys; some queries are of all keys at once.
+        #: Whether each key has a slot, complete or arriving; other modules read it.
         self.held, self.held_all = _flags(total)
         self._ready_ns, self._ready_all = _instants(total)
-        #: The keys that the layer in hand has chosen, and those of them whose computation was
-        #: submitted: few.
+        #: The keys that the current layer has chosen, and those of them whose computation was
+        #: submitted.
         self._pinned: set[int] = set()
         self._computed: set[int] = set()
-        # The instant of the pools' masks; since when those in them have been idle; keys that were
-        # unpinned or have arrived since, or were not idle then, and before when none of them is.
+        # The instant of the pools' masks; the keys that have changed since then or were busy then,
+        # and a time before which none of these is idle; by key, since when it has been idle.
         self._asked_ns = 0
         self._released: set[int] = set()
         self._due_ns = NEVER
@@ -173,7 +172,7 @@ class ExpertCache:
             _Pool(list(range(end - 1, end - n - 1, -1)), total, size)
             for end, (n, size) in zip(ends, each, strict=True)
         ]
-        # By key, the pool of its slot: that of all layers, or its own layer's.
+        # By key, the pool of its slot.
         self._pool_of = [self._pools[0]] * total
         of_layers = list(self._pools)
         for form in range(self.forms):
@@ -181,69 +180,69 @@ class ExpertCache:
             for layer in shape.moe_layers:
                 pool = of_layers.pop(0) if scope == "layer" else of_layers[form]
                 self._pool_of[self._rows[first + layer]] = [pool] * experts
-        #: Slots that were let go: where they will be free, and their last use.
+        #: Slots that were let go: the pool in which each will be free, and its last use.
         self._draining: list[tuple[int, _Pool, Span]] = []
         self._charged: set[int] = set()
 
     # ------------------------------------------------------------------ questions
 
     def key(self, layer: int, expert: int, form: int = 0) -> int:
-        """The index of a record in every array here."""
+        """Return the key of a record, its index in every array of the cache."""
         return form * self._keys + layer * self._experts + expert
 
     def expert_of(self, key: int) -> tuple[int, int]:
-        """The layer and the expert of a key."""
+        """Return the layer and the expert of a key."""
         row, expert = divmod(key, self._experts)
         return row % self._layers, expert
 
     def form_of(self, key: int) -> int:
-        """The form of a key's record."""
+        """Return the form of a key's record."""
         return key // self._keys
 
     def keys(self, layer: int, experts: Iterable[int], form: int = 0) -> list[int]:
-        """The keys of several experts of a layer in one form."""
+        """Return the keys of several experts of a layer in one form."""
         first = layer * self._experts
         if form:
             first += form * self._keys
         return [first + expert for expert in experts]
 
     def whereabouts(self, layer: int, now_ns: int) -> Whereabouts:
-        """Where the experts of a layer are at this instant."""
+        """Return which experts of a layer are resident or in flight at this instant."""
         row = self._rows[layer]
         return Whereabouts(self._ready_ns[row], self.held[row], now_ns)
 
     def _in_forms(self, layer: int, now_ns: int) -> Whereabouts:
-        """The same where records have several forms."""
+        """Return a layer's residency where records have several forms."""
         rows = self._rows[layer :: self._layers]
         each = [Whereabouts(self._ready_ns[row], self.held[row], now_ns) for row in rows]
         return InForms(each, now_ns)
 
     def holds(self, key: int) -> bool:
-        """Whether the expert has a slot, complete or arriving."""
+        """Return whether the expert has a slot, complete or arriving."""
         return self._slot_of[key] >= 0
 
     def has_come(self, key: int) -> bool:
-        """Whether it is known when the expert is, or was, complete."""
+        """Return whether the time is known at which the expert is complete."""
         return self._ready_ns[key] != NEVER
 
     def is_pinned(self, key: int) -> bool:
-        """Whether its layer has chosen the expert and may still compute it."""
+        """Return whether the expert is protected: its layer has chosen it and not submitted it."""
         return key in self._pinned and key not in self._computed
 
     def slot_of(self, key: int) -> int:
-        """The slot of an expert that has one."""
+        """Return the slot of an expert that has one."""
         return self._slot_of[key]
 
     def reader_of(self, key: int) -> Span | None:
-        """The last computation that reads the expert where it is now; None if none did."""
+        """Return the last submitted computation that reads the expert in its slot, or None."""
         return self._reader[key]
 
     def has_free_slot(self, key: int, now_ns: int) -> bool:
-        """Whether the expert could be placed at this instant without an eviction."""
+        """Return whether the expert could get a slot at this instant without an eviction."""
         pool = self._pool_of[key]
         if self._draining and not pool.free:
-            # One, for the claim that follows: the others were not free at every earlier instant,
-            # at which a prefetch may yet have had its turn.
+            # Free one slot only, for the claim that follows: a prefetch that begins at an earlier
+            # instant must not find the others free.
             for entry in self._draining:
                 slot, drains_to, last_use = entry
                 if drains_to is pool and (last_use.end_ns or NEVER) <= now_ns:
@@ -253,7 +252,7 @@ class ExpertCache:
         return bool(pool.free)
 
     def await_slot(self, key: int) -> Span | None:
-        """Take the first slot that was let go and is not free yet: its last use; None without."""
+        """Take the first slot that was let go and is still in use; return its last use, or None."""
         for entry in self._draining:
             slot, pool, last_use = entry
             if pool is self._pool_of[key]:
@@ -263,21 +262,21 @@ class ExpertCache:
         return None
 
     def evictable(self, incoming: int, now_ns: int) -> Mask:
-        """Experts that can be evicted for ``incoming`` at this instant, over keys.
+        """Return the mask over keys of experts that can be evicted for ``incoming`` now.
 
-        The mask is the cache's own: read-only, and true until something changes.
+        The mask is the cache's own array: read-only, and valid until something changes.
         """
         if now_ns > self._asked_ns:
             self._asked_ns = now_ns
         if self._asked_ns >= self._due_ns:
             self._settle(self._asked_ns)
         mask = self._pool_of[incoming].mask
-        if now_ns < self._asked_ns:  # a prefetch starts before what was asked last
+        if now_ns < self._asked_ns:  # a prefetch starts before the latest instant
             return mask & (self._idle_all <= now_ns)
         return mask
 
     def _settle(self, now_ns: int) -> None:
-        """Bring the masks up to date: an expert is idle once it has come and was last read."""
+        """Update the masks: an expert is idle once its transfer and its last reader have ended."""
         released, self._released, due_ns = self._released, set(), NEVER
         pinned, ready_ns, readers = self._pinned, self._ready_ns, self._reader
         all_idle_ns, pool_of = self._idle_ns, self._pool_of
@@ -287,7 +286,7 @@ class ExpertCache:
             idle_ns, reader = ready_ns[key], readers[key]
             if reader is not None:
                 end_ns = reader.end_ns
-                if end_ns is None:  # a device that runs behind its control thread is still at it
+                if end_ns is None:  # the device lags behind and still reads it
                     self._released.add(key)
                     due_ns = now_ns
                     continue
@@ -302,9 +301,9 @@ class ExpertCache:
         self._due_ns = due_ns
 
     def evictable_soon(self, incoming: int, now_ns: int) -> Mask:
-        """Experts that can be evicted once the last computation that reads them has ended.
+        """Return the mask of experts that can be evicted once their last reader has ended.
 
-        These include pinned ones: their layer has nothing left to start on them.
+        It includes protected experts whose computation has been submitted.
         """
         row, pool = self._pool_row(incoming), self._pool_of[incoming]
         mask = self._over_keys(row, self._ready_all[row] <= now_ns)
@@ -314,9 +313,9 @@ class ExpertCache:
         return mask
 
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
-        """Keys under way that no layer will submit work on: evictable for ``incoming`` once there.
+        """Return keys in flight that no layer will submit: evictable once they are complete.
 
-        A device that runs behind its control thread is given work on an expert that has not come.
+        A device that lags behind its control thread may be given work on an expert in flight.
         """
         row = self._pool_row(incoming)
         mask = self._over_keys(row, self.held_all[row] & (self._ready_all[row] > now_ns))
@@ -328,14 +327,14 @@ class ExpertCache:
         ]  # fmt: skip
 
     def _pool_row(self, incoming: int) -> slice:
-        """Keys whose experts may be in the slots of the incoming one's pool."""
+        """Return the range of keys whose experts share a pool with the incoming one."""
         if self.scope == "layer":
             return self._rows[incoming // self._experts]
         first = incoming // self._keys * self._keys
         return slice(first, first + self._keys)
 
     def _over_keys(self, row: slice, mask: Mask) -> Mask:
-        """A mask of some keys as one of all."""
+        """Return a mask of a range of keys as a mask over all keys."""
         if len(mask) == len(self.held_all):
             return mask
         found = np.zeros_like(self.held_all)
@@ -345,7 +344,7 @@ class ExpertCache:
     # ------------------------------------------------------------------ changes
 
     def claim(self, key: int, victim: int | None) -> int:
-        """Give a slot to an expert: a free one, or the victim's.  Returns the slot."""
+        """Give an expert a free slot, or the victim's slot; return the slot."""
         slot_of = self._slot_of
         if slot_of[key] >= 0:
             raise IntegrityError(f"expert {key} already has a slot")
@@ -373,7 +372,7 @@ class ExpertCache:
         return slot
 
     def let_go(self, key: int, last_use: Span) -> None:
-        """The expert is gone; its slot is free when its last use has ended."""
+        """Remove an expert; its slot is free when its last use has ended."""
         if not self.held[key]:
             raise IntegrityError(f"expert {key} has no slot to let go")
         pool = self._pool_of[key]
@@ -385,29 +384,29 @@ class ExpertCache:
         self._ready_ns[key] = NEVER
 
     def arrive(self, key: int, ready_ns: int) -> None:
-        """The expert can be read from ``ready_ns`` on."""
+        """Mark an expert as complete from ``ready_ns`` on."""
         self._ready_ns[key] = ready_ns
-        if key not in self._pinned:  # else it is released when its layer ends
+        if key not in self._pinned:  # a protected key is released when its layer ends
             self._released.add(key)
             if ready_ns < self._due_ns:
                 self._due_ns = ready_ns
 
     def pin(self, keys: list[int]) -> None:
-        """Protect experts that a layer has chosen."""
+        """Protect experts that a layer has chosen from eviction."""
         self._pinned.update(keys)
         pool_of = self._pool_of
         for key in keys:
             pool_of[key].flags[key] = False
 
     def unpin(self, keys: list[int]) -> None:
-        """End the protection."""
+        """End the protection of experts."""
         self._pinned.difference_update(keys)
         self._computed.difference_update(keys)
         self._released.update(keys)
         self._due_ns = 0
 
     def read_by(self, spans: Iterable[Span]) -> None:
-        """Computations that read pinned experts were submitted; their operations name them."""
+        """Note submitted computations as the last readers of their operations' experts."""
         readers, computed = self._reader, self._computed.add
         for span in spans:
             op = span.op
@@ -420,7 +419,7 @@ class ExpertCache:
                 computed(key)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless slots, owners and pins agree."""
+        """Raise IntegrityError unless slots, owners and protected experts agree."""
         held = np.flatnonzero(self.held_all).tolist()
         free = [slot for pool in self._pools for slot in pool.free]
         free += [slot for slot, _, _ in self._draining]

@@ -1,4 +1,4 @@
-"""How many experts fit: the byte budgets of a machine against the bytes of a model."""
+"""Capacity planning: how many experts fit into a machine's byte budgets."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import ExpertDtype, Form, ModelShape, Precision, stored_bytes
 
-#: Where a layer's common weights are: on the device, in host memory where the host computes them,
-#: or in host memory and streamed to the device for every pass.  The head, which may follow the
-#: layers, is on the device or streamed.
+#: Where a layer's non-expert weights are: on the device, in host memory where the host computes
+#: with them, or in host memory and streamed to the device for every pass.  The head, which may
+#: follow the layers, is on the device or streamed.
 Home = Literal["device", "host", "stream"]
 
-#: Layers that are streamed at once: one computes while the next one comes.
+#: Buffers of streamed layers: one layer computes while the next one is copied.
 STREAM_BUFFERS = 2
 
 
 class Budget(NamedTuple):
-    """What a device has room for, in bytes, and what may be put there.
+    """The bytes that a device offers to a system, and the bytes of the weights to place.
 
     Attributes:
-        device_bytes: what is offered to the system for weights and KV cache: all memory beside
-            workspace and what the system itself needs; or, where a share or a number of experts was
-            asked for, what these take beside all common weights and the KV cache.
-        layer_bytes: common weights of each layer.
+        device_bytes: bytes for weights and KV cache: all memory except workspace and the system's
+            own needs; or, if a share or number of experts was requested, the bytes of these, of all
+            non-expert weights and of the KV cache.
+        layer_bytes: non-expert weights of each layer.
         kv_layer_bytes: KV cache of one layer.
         other_bytes: embedding, head and final norm.
         head_bytes: of these, the head's own weights: none where it is the embedding.
@@ -40,19 +40,19 @@ class Budget(NamedTuple):
     expert_bytes: int
 
     def slots(self, homes: Sequence[Home]) -> int:
-        """How many experts fit beside common weights that have these homes."""
+        """Return how many experts fit in addition to non-expert weights with these homes."""
         layers = len(self.layer_bytes)
         used = self.other_bytes + sum(self.layer_bytes) - sum(self.elsewhere(homes))
         used += (layers - homes.count("host")) * self.kv_layer_bytes + self.buffer_bytes(homes)
         return max(0, self.device_bytes - used) // self.expert_bytes
 
     def elsewhere(self, homes: Sequence[Home]) -> list[int]:
-        """What is not always on the device: bytes of layers, and of the head."""
+        """Return the bytes of layers, and of the head, that are not always on the device."""
         sizes = (*self.layer_bytes, self.head_bytes)
         return [size for size, home in zip(sizes, homes, strict=False) if home != "device"]
 
     def buffer_bytes(self, homes: Sequence[Home]) -> int:
-        """What streamed layers pass through on the device: the largest of them at once."""
+        """Return the bytes of the device's buffers for streamed layers: the largest of them."""
         sizes = (*self.layer_bytes, self.head_bytes)
         streamed = [size for size, home in zip(sizes, homes, strict=False) if home == "stream"]
         return sum(sorted(streamed)[-STREAM_BUFFERS:])
@@ -68,26 +68,25 @@ class Room(NamedTuple):
 
     @classmethod
     def of(cls, profile: HardwareProfile) -> "Room":
-        """That of a profile's box."""
+        """Return the memory of a hardware profile's machine."""
         gpu = profile.gpu
         return cls(gpu.name, gpu.memory.bytes, gpu.reserved_memory.bytes, profile.host.memory.bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Where the bytes go.
+    """The plan of a machine's memory: tiers, homes of non-expert weights, and slots.
 
     Attributes:
-        homes: where each layer's common weights are; the head's, if it is not on the device.
-        common_bytes: of these, what is always on the device.
+        homes: where each layer's non-expert weights are; then the head's, if that was chosen.
+        common_bytes: non-expert weights that are always on the device.
         slots: experts on the device at once.
-        from_disk: experts do not fit into the host's memory; what is free there holds some of those
-            that are on the disk.
-        streams_from_disk: neither do common weights that are streamed, which are on the disk too.
+        from_disk: experts do not fit into host memory and are on the disk; free host memory caches
+            some of them.
+        streams_from_disk: streamed non-expert weights do not fit there either, and are on the disk.
         overcommitted: the device's budget was raised to hold everything.
-        offered_bytes: what weights, KV cache and the system itself may use of the device: its free
-            memory, or what common weights, KV cache and so many experts take, whether or not the
-            system uses all of it.
+        offered_bytes: device memory that any system may use for weights, KV cache and itself: the
+            free memory, or the bytes of non-expert weights, KV cache and the requested experts.
     """
 
     device: Tier
@@ -103,29 +102,29 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a run wants to keep in the memories of a machine.
+    """The weights and budgets of a run, from which `plan` divides a machine's memory.
 
     Attributes:
         room: the machine's memories.
         precision: of all weights, unless one of the next two says otherwise of routed experts.
-        expert_precision: what this system stores routed experts at, if it is another one.
-        expert_dtype: what the run quantises them to, for any system.
+        expert_precision: the precision of routed experts in this system, if it differs.
+        expert_dtype: the quantised format of routed experts in any system of the run.
         kv_tokens: cached tokens over the whole batch.
-        homes: chooses where each layer's common weights are, and, if it wants, the head's; None is
+        homes: returns where each layer's non-expert weights are, and optionally the head's; None is
             the device.
-        cache_ratio, slots: routed experts on the device, as a share or in number, if all common
+        cache_ratio, slots: routed experts on the device, as a share or in number, if all non-expert
             weights are there: these bytes are the device's budget.  Without either it is all free
             memory.
         all_resident: every expert must fit.
         allow_overcommit: raise the device's budget where experts do not fit.
-        device_bytes: what weights, KV cache and the system itself may use of the device's memory;
-            None is all but context and workspace.
+        device_bytes: device memory for weights, KV cache and the system itself; None is all but
+            context and workspace.
         free_host_bytes: host memory that experts may use; None is all of the machine's.
-        own_bytes: what the system itself needs on the device.
-        most_slots: returns how many experts it keeps there at most, once ``homes`` has chosen; None
-            is all that fit.
-        host_experts: how many experts it keeps in host memory at most; None is all that fit.
-        forms: the forms of its expert records; host memory has a record of each precision.
+        own_bytes: device memory that the system's policies need.
+        most_slots: returns how many experts the system keeps on the device at most, called after
+            ``homes``; None is all that fit.
+        host_experts: how many experts host memory keeps at most; None is all that fit.
+        forms: the forms of the system's records; host memory has a record of each precision.
     """
 
     room: Room
@@ -148,36 +147,36 @@ class Request:
 
     @property
     def experts(self) -> int:
-        """How many routed experts the model has."""
+        """The number of routed experts of the model."""
         return len(self.shape.moe_layers) * self.shape.num_experts
 
     @property
     def asked(self) -> int | None:
-        """How many experts the device is asked to hold; None is as many as fit."""
+        """The number of experts that the device must hold; None is as many as fit."""
         if self.all_resident:
             return self.experts
         return self.slots if self.cache_ratio is None else round(self.cache_ratio * self.experts)
 
     @property
     def plain_record_bytes(self) -> int:
-        """One expert as the run stores it, whatever the system does."""
+        """Bytes of one expert as the run stores it, for any system."""
         return self.shape.expert_bytes(self.expert_dtype or self.precision)
 
     @property
     def record_bytes(self) -> int:
-        """One expert as this system stores it."""
+        """Bytes of one expert as this system stores it."""
         precision = self.expert_precision
         return self.plain_record_bytes if precision is None else self.shape.expert_bytes(precision)
 
     @property
     def host_record_bytes(self) -> int:
-        """One expert in each precision in which this system moves it."""
+        """Bytes of one expert in all precisions that this system moves."""
         others = {form.dtype for form in self.forms} - {None}
         return self.record_bytes + sum(self.shape.expert_bytes(dtype) for dtype in others if dtype)
 
     @property
     def kv_bytes(self) -> int:
-        """The whole KV cache."""
+        """Bytes of the whole KV cache."""
         return self.kv_tokens * self.shape.kv_bytes_per_token()
 
     def device(self) -> Tier:
@@ -207,8 +206,7 @@ class Request:
         )
         offered = wanted = device.free_bytes
         if self.asked is not None:
-            # At the run's precision: a system that stores its experts in fewer bits is offered no
-            # less.
+            # A system that stores experts in fewer bits is offered the same bytes as any other.
             wanted = common + self.kv_bytes + self.asked * self.record_bytes
             offered = wanted + self.asked * (self.plain_record_bytes - self.record_bytes)
         budget = Budget(
@@ -222,11 +220,10 @@ class Request:
         return budget, offered
 
     def chosen(self, budget: Budget) -> tuple[Home, ...]:
-        """Return where each layer's common weights are, and the head's if that is named.
+        """Return where each layer's non-expert weights are, and the head's if that is named.
 
         Raises:
-            UsageError: ``homes`` names not one home for each layer, or for the head none that it
-                can have.
+            UsageError: there is not one known home for each layer, or the head's is not allowed.
         """
         layers, on_device = self.shape.num_layers, get_args(Home)[0]
         chosen = tuple(self.homes(budget)) if self.homes else (on_device,) * layers
@@ -255,10 +252,10 @@ def slots_by_form(forms: Sequence[Form], sizes: Sequence[int], slots: int) -> li
 
 
 def plan(request: Request) -> Capacity:
-    """Reserve everything that is always resident, then count the slots that are left.
+    """Reserve all weights that are always resident, then count the slots that fit beside them.
 
     Raises:
-        BudgetError: the device does not hold the common weights, or what was asked for.
+        BudgetError: the device cannot hold the non-expert weights, or the requested experts.
         UsageError: the system names homes that do not exist.
     """
     device, record, total = request.device(), request.record_bytes, request.experts

@@ -1,9 +1,8 @@
-"""Host memory before the disk: a cache of expert records, where they do not all fit.
+"""Host memory before the disk: an LRU cache of expert records, where not all of them fit.
 
-It is what an operating system makes of free memory when files are read or mapped: all that comes
-from the disk passes through it and stays, until the record that was used longest ago makes room.
-An expert's copy on the device does not shorten the stay of its record here.  Records that a system
-keeps for good take part in none of that.
+It models an operating system's page cache: every record read from the disk stays, until it is the
+least recently used one and another needs room.  A copy of the expert on the device does not change
+that.  Records that a system keeps in host memory for the whole run are never evicted.
 """
 
 from collections import OrderedDict
@@ -12,7 +11,7 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.protocol import Op, Span
 from moebench.substrate.memory.tier import Tier
 
-#: Records that host memory must hold at least: one is read while the one before moves on.
+#: Records that host memory must hold at least: one is read while the one before is copied.
 READ_BUFFERS = 2
 
 #: Form, layer and expert.  A record of any form has room for a whole one.
@@ -20,16 +19,15 @@ _Key = tuple[int, int, int]
 
 
 class HostRecords:
-    """Which experts' records are in host memory, least recently used first.
+    """An LRU cache of the expert records in host memory.
 
     Args:
-        tier: what is free there says how many records fit; each is charged when it takes room that
-            none had before.
-        most: records at most, whatever is free.
+        tier: its free bytes determine how many records fit; charged when a record uses new memory.
+        most: records at most; None is all that fit.
 
     Attributes:
-        capacity: records at once.
-        spare: how many of them may be kept for good.
+        capacity: how many records fit.
+        spare: how many of them may be kept for the whole run.
         reads, hits: uses (transfers to the device, host computations) for which the record was read
             from the disk, and those that found it here.
 
@@ -50,18 +48,18 @@ class HostRecords:
         self.reads = self.hits = 0
         self._kept: set[_Key] = set()
         self._tier, self._record_bytes = tier, record_bytes
-        #: By expert, the read that brings its record; None if it was there before the run.
+        #: By record, the read that loads it; None if it was there before the run.
         self._reads: OrderedDict[_Key, Span | None] = OrderedDict()
-        #: By expert, the operation that reads its record here last, as far as that is known.
+        #: By record, the last submitted operation that reads it.
         self._last_use: dict[_Key, Span] = {}
-        #: The expert whose record is being copied in chunks.
+        #: The record that is being copied to the device in chunks.
         self._held: _Key | None = None
 
     def keep(self, op: Op) -> None:
-        """Hold a record from before the run to its end.
+        """Keep a record in host memory for the whole run.
 
         Raises:
-            UsageError: too few would be left for those that pass through.
+            UsageError: too little room would be left for other records.
         """
         if _key(op) in self._kept:
             return
@@ -75,12 +73,12 @@ class HostRecords:
         self._kept.add(_key(op))
 
     def holds(self, op: Op) -> bool:
-        """Whether the record of an operation's expert is here, or on its way."""
+        """Return whether the record of an operation's expert is in host memory or being read."""
         key = _key(op)
         return key in self._reads or key in self._kept
 
     def find(self, op: Op) -> Span | None:
-        """Use a record that is here: the read that brings it; None if it was always here."""
+        """Use a record in host memory; return the read that loads it, or None if it was there."""
         self.hits += 1
         key = _key(op)
         if key in self._kept:
@@ -89,10 +87,11 @@ class HostRecords:
         return self._reads[key]
 
     def make_room(self) -> Span | None:
-        """Let the record go that was used longest ago, unless there is room for one more.
+        """Evict the least recently used record, unless there is room for one more.
 
         Returns:
-            what reads it last, for which a read into its place must wait; None if nothing does.
+            the last operation that reads the evicted record, for which a read into its memory must
+            wait; None if there is none.
         """
         if len(self._reads) + len(self._kept) < self.capacity:
             self._tier.reserve("experts", self._record_bytes)
@@ -102,12 +101,12 @@ class HostRecords:
         return self._last_use.pop(oldest, None)
 
     def bring(self, op: Op, read: Span) -> None:
-        """A record is read into the room that was made for it."""
+        """Add a record that is read from the disk into the room that was made."""
         self.reads += 1
         self._reads[_key(op)] = read
 
     def used(self, op: Op, by: Span) -> None:
-        """An operation that reads the record was submitted."""
+        """Note a submitted operation as the last reader of its expert's record."""
         key = _key(op)
         if key == self._held:
             self._held = None
@@ -118,11 +117,11 @@ class HostRecords:
             self._last_use[key] = by
 
     def hold(self, op: Op) -> None:
-        """A record is to be copied in chunks: it stays until `used` names the last of them."""
+        """Protect a record that is copied in chunks, until `used` is called with the last one."""
         self._held = _key(op)
 
     def place(self, op: Op) -> None:
-        """A record passes through before the run, and stays like others."""
+        """Add a record that is loaded before the run; it may be evicted like others."""
         if _key(op) in self._kept:
             return
         if not self.holds(op):

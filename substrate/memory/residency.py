@@ -1,4 +1,4 @@
-"""Where the experts of a layer were when it was asked."""
+"""Residency: which experts of a layer were on the device at one instant."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,11 +8,11 @@ Mask = np.ndarray
 
 
 class Whereabouts:
-    """Where the experts of one layer were at one instant, whatever happens to them later.
+    """The residency of one layer's experts at one instant; later changes do not affect it.
 
     Args:
-        ready_ns: when each is, or was, complete on the device.
-        held: whether each has a slot, complete or arriving.
+        ready_ns: when each expert is, or was, complete on the device.
+        held: whether each expert has a slot, complete or arriving.
     """
 
     __slots__ = ("_held", "_in_flight", "_now_ns", "_ready_ns", "_resident")
@@ -23,7 +23,7 @@ class Whereabouts:
         self._in_flight: Mask | None = None
 
     def divide(self, experts: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
-        """Those of some experts that are complete, on their way, and neither, in their order."""
+        """Divide experts into complete ones, those in flight, and absent ones, in their order."""
         resident: list[int] = []
         in_flight: list[int] = []
         absent: list[int] = []
@@ -39,37 +39,37 @@ class Whereabouts:
 
     @property
     def forms(self) -> Sequence["Whereabouts"]:
-        """Where the experts are in each form of their records."""
+        """The residency of the experts in each form of their records."""
         return (self,)
 
     def is_resident(self, expert: int) -> bool:
-        """Whether an expert is complete on the device."""
+        """Return whether an expert is complete on the device."""
         return self._ready_ns[expert] <= self._now_ns
 
     def is_held(self, expert: int) -> bool:
-        """Whether an expert is complete on the device, or on its way to it."""
+        """Return whether an expert has a slot on the device, complete or arriving."""
         return bool(self._held[expert])
 
     @property
     def resident_E(self) -> Mask:
-        """Which are complete on the device, ``[E]``."""
+        """Mask ``[E]`` of the experts that are complete on the device."""
         if self._resident is None:
             self._resident = np.array(self._ready_ns) <= self._now_ns
         return self._resident
 
     @property
     def in_flight_E(self) -> Mask:
-        """Which are on their way to it, ``[E]``."""
+        """Mask ``[E]`` of the experts that are being copied to the device."""
         if self._in_flight is None:
             self._in_flight = np.frombuffer(self._held, dtype=bool) > self.resident_E
         return self._in_flight
 
 
 class InForms(Whereabouts):
-    """Where experts are in any form: complete in one, or on their way in one, or neither.
+    """The residency of one layer's experts where records have several forms: in any of them.
 
     Args:
-        forms: where they are in each form.
+        forms: their residency in each form.
     """
 
     __slots__ = ("_forms",)
@@ -84,11 +84,11 @@ class InForms(Whereabouts):
 
     @property
     def forms(self) -> Sequence[Whereabouts]:
-        """Where the experts are in each form of their records."""
+        """The residency of the experts in each form of their records."""
         return self._forms
 
     def best(self, expert: int) -> int:
-        """Return the first form in which an expert is complete; without one, is on its way."""
+        """Return the first form in which an expert is complete, else in flight, else 0."""
         for form, one in enumerate(self._forms):
             if one.is_resident(expert):
                 return form

@@ -1,4 +1,4 @@
-"""Experts in the slots of a device, and in host memory, as the mathematics finds them."""
+"""Access to the matrices of experts in device slots and in host memory, for the decoder."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,12 +12,12 @@ from moebench.substrate.models.weights import stacks
 
 
 class SlotExperts:
-    """Finds an expert's matrices in the slot that it occupies, or where the host has them.
+    """Returns an expert's matrices from its slot, or from host memory.
 
     Args:
-        slots: one record each.
-        on_host: an expert's record in host memory; None where the host computes none.
-        made: the records' format; None is the slots' own numbers.
+        slots: the device's memory, one record in each slot.
+        on_host: returns an expert's record in host memory; None where the host computes no expert.
+        made: the records' format; None is unquantised numbers of the slots' dtype.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class SlotExperts:
         self._format = made or FullPrecision(cache.shape, slots.dtype)
 
     def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Matrix, ...]:
-        """Gate above up ``[2·I, H]``, and down ``[H, I]``; then their biases, if there are."""
+        """Return gate above up ``[2·I, H]`` and down ``[H, I]``; then their biases, if any."""
         if on_host:
             assert self._on_host is not None, "this machine computes no expert on the host"
             return self._format.matrices(self._on_host(layer, expert))
@@ -39,7 +39,7 @@ class SlotExperts:
         return self._format.matrices(self._slots[slot])
 
     def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
-        """Small experts' matrices, copied out of their slots."""
+        """Return copies of several small experts' matrices, or None for large or few experts."""
         shape, slots = self._cache.shape, self._slots
         if not stacks(shape, slots, len(experts)):
             return None
@@ -47,4 +47,4 @@ class SlotExperts:
         return unpack(shape, slots.index_select(0, torch.tensor(rows)))
 
     def gathered(self, layer: int, experts: Tensor) -> None:
-        """Never: experts lie in separate slots and arrive one by one."""
+        """Return None: experts are in separate slots and arrive one by one."""

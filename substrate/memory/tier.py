@@ -1,10 +1,10 @@
-"""A memory tier: a budget of bytes and what it was spent on."""
+"""A memory tier: a budget of bytes, and how much of it each purpose reserved."""
 
 from moebench.substrate.errors import BudgetError
 
 
 class Tier:
-    """A budget of bytes and what it was spent on."""
+    """A memory with a budget of bytes, and how much of it each purpose reserved."""
 
     def __init__(self, name: str, budget_bytes: int) -> None:
         self.name = name
@@ -15,11 +15,11 @@ class Tier:
 
     @property
     def free_bytes(self) -> int:
-        """What can still be reserved."""
+        """The bytes that can still be reserved."""
         return self.budget_bytes - self.used_bytes
 
     def reserve(self, what: str, count_bytes: int) -> None:
-        """Spend bytes.
+        """Reserve bytes of the budget for a purpose.
 
         Raises:
             BudgetError: the budget does not hold them.
