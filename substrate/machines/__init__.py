@@ -1,1 +1,1 @@
-"""Machines that run or price operations: the protocol, a simulated and a local one."""
+"""Machines that run or price operations: the protocol, simulated ones, this computer, its GPU."""

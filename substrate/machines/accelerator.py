@@ -1,4 +1,4 @@
-"""What a machine asks of a card: streams, events, memory.  torch's CUDA answers; tests do, too."""
+"""The GPU interface of a machine, streams, events and memory, and its implementation by CUDA."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -9,30 +9,30 @@ from torch import Tensor
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.models.device import Device, Index
 
-#: What a run leaves of a card's memory for what its operations need while they compute, and for
-#: torch's own; an estimate, as profiles have one for each card.
+#: GPU memory that a run leaves free for temporary tensors and torch itself; an estimate, as
+#: profiles have one for each GPU.
 WORKSPACE_BYTES = 10**9
 
 
 class Event(Protocol):
-    """A point of a stream."""
+    """An event in a stream, as of CUDA."""
 
     def query(self) -> bool:
-        """Whether all before it has ended."""
+        """Return whether all operations before the event have ended."""
 
     def synchronize(self) -> None:
-        """Block this thread, without the interpreter's lock, until all before it has ended."""
+        """Block this thread until all operations before the event have ended; release the GIL."""
 
 
 class Accelerator(Device, Protocol):
-    """A card.
+    """A GPU.
 
-    What is launched goes to the calling thread's stream: `compute`, unless it is inside `on`.
-    The order of two streams is what `record` and `follow` make it, and nothing else.
+    Operations go to the calling thread's stream: `compute`, unless the thread is inside `on`.
+    Only `record` and `follow` order operations of two streams.
 
     Attributes:
-        name: as the card calls itself.
-        compute: the stream of all threads that have chosen no other.
+        name: the GPU's product name.
+        compute: the default stream of all threads.
     """
 
     name: str
@@ -40,51 +40,51 @@ class Accelerator(Device, Protocol):
 
     @property
     def uuid(self) -> str:
-        """The card's, as its driver knows it."""
+        """The GPU's UUID, as its driver states it."""
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free, and that there are."""
+        """Return the free and the total bytes of GPU memory."""
 
     def limit(self, count_bytes: int) -> None:
-        """Refuse to allocate more than so many bytes from now on."""
+        """Limit further allocations of this process to so many bytes."""
 
     def allocate(self, count: int, stride_bytes: int) -> Tensor:
-        """Memory of the card ``[count, stride_bytes]`` as bytes.
+        """Allocate GPU memory ``[count, stride_bytes]`` of uint8.
 
         Raises:
-            BudgetError: the card has less.
+            BudgetError: the GPU has less memory.
         """
 
     def pin(self, memory: Tensor) -> None:
-        """Lock memory of the host in place, so that copies from it are asynchronous.
+        """Page-lock host memory, so that copies from it are asynchronous.
 
         Raises:
-            BudgetError: the system allows less.
+            BudgetError: the operating system allows less.
         """
 
     def unpin(self, memory: Tensor) -> None:
-        """Let go of it."""
+        """End the page-locking of host memory."""
 
     def stream(self) -> Any:
-        """A new stream that waits for no other by itself."""
+        """Return a new stream that does not wait for other streams implicitly."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """What this thread launches goes to the stream."""
+        """Return a context in which this thread launches operations on the stream."""
 
     def record(self, stream: Any) -> Event:
-        """An event behind all that the stream was given."""
+        """Record an event behind all operations that were launched on the stream."""
 
     def follow(self, stream: Any, event: Event) -> None:
-        """What the stream is given from now on waits for the event; the thread does not."""
+        """Let later operations of the stream wait for the event, without blocking the thread."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copy memory between host and card, on this thread's stream."""
 
     def elapsed_ns(self, since: Event, until: Event) -> int:
-        """Time between two events that have passed."""
+        """Return the time between two events that have ended, in ns."""
 
 
-#: torch leaves half of it without types.
+#: torch.cuda as Any, because half of its functions have no types.
 _cuda: Any = torch.cuda
 
 
@@ -92,7 +92,7 @@ class Cuda:
     """The first CUDA device, through torch; see `Accelerator`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: torch finds no CUDA device.
     """
 
     def __init__(self) -> None:
@@ -105,21 +105,21 @@ class Cuda:
 
     @property
     def uuid(self) -> str:
-        """As NVIDIA's own tools write it."""
+        """The GPU's UUID, as nvidia-smi prints it."""
         return f"GPU-{_cuda.get_device_properties().uuid}"
 
     # ------------------------------------------------------------------ the decoder's numbers
 
     def put(self, values: Tensor) -> Tensor:
-        """Values from host memory on the card, by way of pinned memory that torch keeps."""
+        """Return a copy of host values on the GPU, copied from page-locked memory of torch."""
         return values.pin_memory().to("cuda", non_blocking=True)
 
     def index(self, places: list[int]) -> Index:
-        """Places as a tensor of the card."""
+        """Return indices as a tensor on the GPU."""
         return self.put(torch.tensor(places))
 
     def read(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Values of the card in host memory: copies of all of them, then one wait."""
+        """Return copies of GPU values in host memory, after one wait for all of them."""
         copies = tuple(
             torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(
                 value, non_blocking=True
@@ -132,16 +132,16 @@ class Cuda:
     # ------------------------------------------------------------------ memory
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free, and that there are."""
+        """Return the free and the total bytes of GPU memory."""
         free, total = _cuda.mem_get_info()
         return free, total
 
     def limit(self, count_bytes: int) -> None:
-        """Torch's allocator refuses more."""
+        """Limit the allocations of torch's allocator to so many bytes."""
         _cuda.set_per_process_memory_fraction(min(1.0, count_bytes / self.memory()[1]))
 
     def allocate(self, count: int, stride_bytes: int) -> Tensor:
-        """Memory of the card ``[count, stride_bytes]`` as bytes, zero."""
+        """Allocate zeroed GPU memory ``[count, stride_bytes]`` of uint8."""
         try:
             memory = torch.zeros(count, stride_bytes, dtype=torch.uint8, device="cuda")
         except torch.cuda.OutOfMemoryError as error:
@@ -149,11 +149,11 @@ class Cuda:
                 f"{count} slots take {count * stride_bytes / 1e9:.3g} GB, {self.name} has "
                 f"{self.memory()[0] / 1e9:.3g} GB free; give a smaller --cache-ratio or --slots"
             ) from error
-        _cuda.synchronize()  # other streams write there next
+        _cuda.synchronize()  # the zeros are written before other streams copy records there
         return memory
 
     def pin(self, memory: Tensor) -> None:
-        """Pages that are there are locked: torch's own pinned memory has sizes of powers of two."""
+        """Page-lock existing memory, as torch's own page-locked memory has power-of-two sizes."""
         failed = int(_cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if failed:
             raise BudgetError(
@@ -163,36 +163,36 @@ class Cuda:
             )
 
     def unpin(self, memory: Tensor) -> None:
-        """The pages may move again."""
+        """End the page-locking of host memory."""
         _cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     # ------------------------------------------------------------------ streams
 
     def stream(self) -> Any:
-        """One that does not wait for the default stream either."""
+        """Return a new stream that does not wait for the default stream."""
         return _cuda.Stream()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """What this thread launches goes to the stream."""
+        """Return a context in which this thread launches operations on the stream."""
         inside: AbstractContextManager[Any] = _cuda.stream(stream)
         return inside
 
     def record(self, stream: Any) -> Event:
-        """An event with a time, for which a thread sleeps and does not spin."""
+        """Record an event with a time, for which a waiting thread sleeps instead of spinning."""
         event = _cuda.Event(enable_timing=True, blocking=True)
         event.record(stream)
         passed: Event = event
         return passed
 
     def follow(self, stream: Any, event: Event) -> None:
-        """What the stream is given from now on waits for the event."""
+        """Let later operations of the stream wait for the event."""
         stream.wait_event(event)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Asynchronous where the host's memory is pinned."""
+        """Copy memory, asynchronously if the host's memory is page-locked."""
         target.copy_(source, non_blocking=True)
 
     def elapsed_ns(self, since: Any, until: Any) -> int:
-        """Time between two events that have passed."""
+        """Return the time between two events that have ended, in ns."""
         took_ms: float = since.elapsed_time(until)
         return round(took_ms * 1e6)

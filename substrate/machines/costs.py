@@ -1,4 +1,4 @@
-"""The cost model: how long each kind of operation takes on a hardware profile.
+"""The cost model: the time of each kind of operation on a hardware profile.
 
 Every rule is a roofline: the larger of bytes over bandwidth and floating-point operations over
 throughput, from a hardware profile and the *full-size* model's shape.  What the control thread
@@ -13,7 +13,7 @@ from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.models.shape import ExpertDtype, Form, ModelShape, Precision, stored_bytes
 
-#: Reads below this many bytes do not reach a GPU's streaming bandwidth (facts: 20 MB).
+#: Reads below this many bytes do not reach a GPU's streaming bandwidth.
 LARGE_READ_BYTES = 20_000_000
 
 #: Activations, KV cache and returned outputs are always two bytes a value.
@@ -32,15 +32,15 @@ class CostModel:
 
     Args:
         precision: of all weights, unless ``expert_precision`` says otherwise of routed experts.
-        pinned: whether experts are copied from pinned host memory; None is the profile's own.
-        module_hooks: every tensor off the device is brought by itself, by its module's hook.
-        fused_experts: a layer's routed experts are one module, whose tensors all of them share.
+        pinned: whether experts are copied from page-locked host memory; None is the profile's own.
+        module_hooks: each tensor off the device is copied on its own, by a hook of its module.
+        fused_experts: a layer's routed experts are one module with tensors shared by all of them.
         forms: the forms of expert records.
 
     Attributes:
         form_bytes: bytes of one expert's record in each form.
         record_bytes: bytes of one expert's record in form 0.
-        synchronous: the control thread itself computes what is on the device.
+        synchronous: whether the control thread itself computes the device's operations.
     """
 
     synchronous = False
@@ -72,15 +72,15 @@ class CostModel:
         self._host_bytes = host.gemv_bandwidth.bytes_per_s / 1e9
         self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
         efficiency = profile.link.in_engine_efficiency.ratio
-        #: What crosses the link to the device in one nanosecond.
+        #: Bytes that the link to the device copies in one nanosecond.
         self.h2d_bytes_per_ns = profile.link.h2d(pinned).bytes_per_s * efficiency / 1e9
-        #: What one read at a time brings from the disk in one nanosecond.
+        #: Bytes that one read at a time transfers from the disk in one nanosecond.
         self.read_bytes_per_ns = profile.disk.queue1_bandwidth.bytes_per_s / 1e9
         self._d2h = profile.link.pinned_d2h.bytes_per_s * efficiency / 1e9
         launch = software.launch.ns
         attention = software.launches_attention.count * launch
         gate = software.launches_gate.count * launch
-        #: What submitting one operation (of experts: one expert) costs the control thread.
+        #: Control thread's time to launch one operation (of experts: one expert).
         self._launch_ns = {
             OpKind.ATTEND: attention,
             OpKind.GATE: gate,
@@ -92,41 +92,41 @@ class CostModel:
         }
         self._one_launch_ns = launch
         launched = attention + gate + self._launch_ns[OpKind.COMBINE]
-        #: What a layer, and each expert of it, takes beyond its launches: the framework's Python.
+        #: Control thread's time in the framework's Python, beyond launches, by layer and by expert.
         self._python_ns = {
             OpKind.ATTEND: max(0, software.layer.ns - launched),
             OpKind.EXPERT: max(0, software.expert.ns - self._launch_ns[OpKind.EXPERT]),
         }
-        #: What submitting a copy or a host expert costs the control thread.
+        #: Control thread's time to submit a copy or a host expert.
         self.copy_submit_ns = software.copy_submit.ns
         self._hooks = module_hooks
-        #: The copies that an expert's transfer is made of; of fused ones, its share of them.
+        #: Number of copies of one expert's transfer; for fused experts, its share of the layer's.
         self._load_copies = 1.0
         if module_hooks:
             fused = FUSED_TENSORS / shape.num_experts
             self._load_copies = fused if fused_experts else EXPERT_TENSORS
         self._per_copy_ns = software.copy_submit.ns + (software.hook.ns if module_hooks else 0)
         self.load_submit_ns = round(self._load_copies * self._per_copy_ns)
-        #: Reading a result back to the control thread, beyond waiting for it.
+        #: Control thread's time to read a result back, beyond waiting for it.
         self.sync_ns = software.sync.ns
-        #: One layer's decisions on the control thread.
+        #: Control thread's time for one layer's decisions.
         self.decision_ns = software.decision.ns
         #: Whether the control thread waits for each layer's sum before it launches the next layer.
         self.waits_each_layer = software.waits_each_layer
-        #: Of the device's work, the share that is lost while records are copied.
+        #: The share of the device's speed that is lost while records are copied.
         self.lost_beside_copies = 0.0
 
     # ------------------------------------------------------------------ lanes
 
     def price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
-        """First launch and whole submission on the control thread, and time on the lane.
+        """Return the control thread's first launch and whole submission, and the time on the lane.
 
         Operations of equal `Op.sizes` cost alike.
         """
         return self.first_launch_ns(op, lane), self.control_ns(op, lane), self.ns(op, lane)
 
     def ns(self, op: Op, lane: Lane) -> int:
-        """How long the operation occupies its lane."""
+        """Return how long the operation occupies its lane, in ns."""
         return max(1, round(self._price(op, lane)))
 
     def _price(self, op: Op, lane: Lane) -> float:
@@ -148,7 +148,7 @@ class CostModel:
         )
 
     def _copies(self, op: Op) -> float:
-        """Of how many copies a transfer is made."""
+        """Return the number of copies of which a transfer consists."""
         if op.kind is OpKind.LOAD:
             return self._load_copies
         if op.kind is OpKind.STREAM and self._hooks and op.layer >= 0:
@@ -156,9 +156,9 @@ class CostModel:
         return 1
 
     def moved_bytes(self, op: Op) -> int:
-        """Weights that a transfer moves: a record or a part of it, or a layer's common weights.
+        """Return the bytes of a transfer: a record, a chunk of it, or a layer's non-expert weights.
 
-        Of no layer: the head.
+        Layer -1 is the head.
         """
         if op.kind is OpKind.STREAM:
             shape, layer = self.shape, op.layer
@@ -168,7 +168,7 @@ class CostModel:
         return size if op.chunk is None else round(size * (1 / op.chunk[1]))
 
     def _weights(self, op: Op) -> list[tuple[int, int]]:
-        """What an operation reads and multiplies: parameters, and rows of each block of them."""
+        """Return the parameters and rows of each block of weights that an operation multiplies."""
         s, rows = self.shape, op.rows
         match op.kind:
             case OpKind.ATTEND:
@@ -220,13 +220,13 @@ class CostModel:
         return stored_bytes(params, self.precision)
 
     def _attention(self, op: Op, bytes_per_ns: float, flops_per_ns: float) -> float:
-        """Keys and values read, and products of queries with them; 0 for other operations."""
+        """Return the time of reading the KV cache or computing scores; 0 for other operations."""
         s = self.shape
         cache = op.context * s.kv_values_per_token_layer * ACTIVATION_BYTES / bytes_per_ns
         return max(cache, 4 * op.pairs * s.num_heads * s.head_dim / flops_per_ns)
 
     def _dense(self, params: int, rows: int) -> float:
-        """One layer of a policy's own network, as if the device did nothing else."""
+        """Return the time of one layer of a policy's own network on an idle device, in ns."""
         size = params * NETWORK_VALUE_BYTES
         bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
         return max(size / bandwidth, 2 * params * rows / self._flops)
@@ -234,12 +234,12 @@ class CostModel:
     # ------------------------------------------------------------------ the control thread
 
     def first_launch_ns(self, op: Op, lane: Lane) -> int:
-        """How long after its submission began an operation's first kernel or copy can run."""
+        """Return the time from an operation's submission to its first kernel or copy, in ns."""
         on_gpu = lane in (Lane.DEVICE, Lane.PREDICT)
         return self._one_launch_ns if on_gpu else self.copy_submit_ns
 
     def control_ns(self, op: Op, lane: Lane) -> int:
-        """What submitting the operation costs the control thread."""
+        """Return the control thread's time to submit the operation, in ns."""
         python = self._python_ns.get(op.kind, 0) * len(op.rows)
         if op.kind is OpKind.STREAM and lane is Lane.H2D:
             return round(self._copies(op) * self._per_copy_ns)

@@ -28,8 +28,8 @@ def figures(
 
     Args:
         parts_j: joules by part.
-        reason: why the sum of parts is not the energy of the run.
-        tokens: how many were generated.
+        reason: why the sum of parts is not the energy of the run; None if it is.
+        tokens: the number of generated tokens.
     """
     joules = None if reason else sum(parts_j.values())
     return {
@@ -52,7 +52,7 @@ def simulated(
 
     Args:
         seconds: time of all batches, prefill and decode.
-        tokens: how many were generated.
+        tokens: the number of generated tokens.
     """
     parts = {}
     for name, part, lane in (("gpu", profile.gpu, Lane.DEVICE), ("host", profile.host, Lane.HOST)):
@@ -69,42 +69,42 @@ def simulated(
 
 
 class Counter(Protocol):
-    """A part's energy since anything."""
+    """A counter of the energy that a hardware part has used since an arbitrary moment."""
 
     @property
     def name(self) -> str:
-        """The part's."""
+        """The name of the part."""
 
     def read_j(self) -> float:
-        """Joules so far; OSError where it cannot be read."""
+        """Return the counter's joules; OSError if it cannot be read."""
 
     @property
     def wraps_at_j(self) -> float | None:
-        """From which value on it begins again at 0; None for never."""
+        """The joules at which the counter restarts at 0; None if it never does."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaplZone:
-    """A zone of a powercap tree."""
+    """The energy counter of a zone of Linux's powercap tree (RAPL)."""
 
     name: str
     folder: Path
 
     def read_j(self) -> float:
-        """From ``energy_uj``."""
+        """Return the joules of the zone's file ``energy_uj``."""
         return int((self.folder / "energy_uj").read_text()) / 1e6
 
     @property
     def wraps_at_j(self) -> float | None:
-        """``max_energy_range_uj``, and then 0."""
+        """The joules of the zone's file ``max_energy_range_uj``, after which it restarts at 0."""
         return (int((self.folder / "max_energy_range_uj").read_text()) + 1) / 1e6
 
 
 def rapl_zones(powercap: Path) -> list[RaplZone]:
-    """Every processor package and memory of a powercap tree.
+    """Return the zones of every processor package and its memory in a powercap tree.
 
-    A package holds its cores; memory is beside it.  ``psys`` holds the package again, and
-    ``intel-rapl-mmio`` is another way to the same counter.
+    A package includes its cores, but not its memory.  ``psys`` includes the package again, and
+    ``intel-rapl-mmio`` is the same counter.
     """
     zones = []
     for folder in sorted(powercap.glob("intel-rapl:*")):
@@ -118,11 +118,11 @@ def rapl_zones(powercap: Path) -> list[RaplZone]:
 
 
 class NvmlCounter:
-    """The card's own counter, since its driver was loaded.
+    """The energy counter of an NVIDIA GPU since its driver was loaded, read through NVML.
 
     Raises:
         ImportError: NVML's Python package is missing.
-        OSError: there is no card, or it counts no energy.
+        OSError: there is no such GPU, or it counts no energy.
     """
 
     wraps_at_j = None
@@ -138,7 +138,7 @@ class NvmlCounter:
             raise OSError(f"NVML: {error}") from error
 
     def read_j(self) -> float:
-        """From millijoules."""
+        """Return the joules of NVML's counter, which is in millijoules."""
         try:
             return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
         except self._nvml.NVMLError as error:
@@ -150,14 +150,14 @@ class NvmlCounter:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up what counters gain while it is entered, batch by batch.
+    """Adds up the energy that counters gain while the meter is entered, batch by batch.
 
-    Everything that runs on these parts meanwhile is in it.  A counter may wrap once in a batch;
-    RAPL's do after a quarter of an hour or more.
+    It includes other programs on these parts.  A counter may wrap once in a batch; RAPL's wrap
+    after a quarter of an hour or more.
 
     Attributes:
-        source: what the counters are read with; None without any.
-        reason: why they are not all of the run's energy.
+        source: the interfaces of the counters; None without counters.
+        reason: why the counters do not cover all of the run's energy.
     """
 
     source: str | None = None
@@ -167,13 +167,13 @@ class Meter:
     _since: list[float] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        """A batch begins."""
+        """Read the counters at the beginning of a batch."""
         with self._readable():
             self._since = [counter.read_j() for counter in self.counters]
         return self
 
     def __exit__(self, *error: object) -> None:
-        """A batch has ended."""
+        """Add what the counters gained during a batch."""
         with self._readable():
             for counter, since in zip(self.counters, self._since, strict=True):
                 gained = counter.read_j() - since
@@ -183,7 +183,7 @@ class Meter:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """A counter that can no longer be read ends the measurement, not the run."""
+        """End the measurement, not the run, if a counter can no longer be read."""
         try:
             yield
         except OSError as error:
@@ -216,7 +216,7 @@ def open_meter(card: str | None, powercap: Path = POWERCAP) -> Meter:
 
 
 def _host_counters(powercap: Path) -> tuple[list[Counter], list[str]]:
-    """Those that can be read, and why there are none."""
+    """Return the readable RAPL counters, and reasons if there are none."""
     try:
         zones = rapl_zones(powercap)
         for zone in zones:

@@ -1,4 +1,4 @@
-"""The thread that brings experts to a local machine's slots: needed ones first, then prefetches."""
+"""The thread that copies records into a local machine's slots: needed ones, then prefetches."""
 
 import threading
 import time
@@ -16,15 +16,15 @@ from moebench.substrate.machines.records import Records, aligned
 
 _T = TypeVar("_T")
 
-#: Does a copy of a span; what the copy returns, and when it began and ended in ns.
+#: Runs the copy of a span; returns the copy's result, and its start and end in ns.
 Timed = Callable[[Span, Callable[[], int]], tuple[int, int, int]]
 
 
 @dataclass(slots=True)
 class Job:
-    """A transfer: its chunks, how many are done, and the span of the last.
+    """A transfer: its number of chunks, how many are done, and the span of the last one.
 
-    Without a client it is a stream of common weights, which ``stream`` carries.
+    Without a client it copies streamed non-expert weights by calling ``stream``.
     """
 
     op: Op
@@ -35,7 +35,7 @@ class Job:
     stream: Callable[[int], int] | None = None
     done: int = 0
     start_ns: int = 0
-    #: A prefetch of which every further chunk goes before other loads.
+    #: Whether the remaining chunks of a prefetch are copied before other loads.
     finishing: bool = False
     span: Span = field(init=False)
 
@@ -44,16 +44,16 @@ class Job:
 
 
 class Loader:
-    """Needed transfers in their order, then prefetches in theirs.
+    """Queues of transfers, and their copying: needed transfers in order, then prefetches.
 
-    All but the copying itself happens under the machine's lock.
+    Everything but the copying itself happens under the machine's lock.
 
     Args:
-        changed: the machine's condition; everybody is told of every end.
+        changed: the machine's condition, notified at the end of every chunk.
         rows: the device's slots ``[slots, stride]`` as bytes.
-        ended: is given the span of every chunk, under the lock.
-        await_: returns when copies that are begun then follow a span, or the machine closes.
-        timed: does a copy, whose bytes it is told; returns them, when it began and when it ended.
+        ended: called with the span of every chunk, under the lock.
+        await_: returns when copies that begin then follow a span, or when the machine closes.
+        timed: runs a copy; returns its bytes, and its start and end in ns.
     """
 
     def __init__(
@@ -70,23 +70,23 @@ class Loader:
         self._record_bytes = records.format.record_bytes
         self._needed: deque[Job] = deque()
         self._queued: deque[Job] = deque()
-        #: What was taken last.
+        #: The transfer that was begun last.
         self._carried: Job | None = None
         self.closing = False
 
     @property
     def waiting(self) -> int:
-        """How many needed transfers have not begun."""
+        """The number of needed transfers that have not begun."""
         return len(self._needed)
 
     def need(self, job: Job) -> None:
-        """Carry it before every prefetch."""
+        """Queue a needed transfer, which is copied before every prefetch."""
         with self._changed:
             self._needed.append(job)
             self._changed.notify_all()
 
     def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int) -> list[Op]:
-        """Queue prefetches in place of those that have not begun; returns what is dropped."""
+        """Replace queued prefetches that have not begun; return the dropped operations."""
         with self._changed:
             begun = [job for job in self._queued if job.done]
             new = [Job(op, client, self._records.lane, chunks) for op in ops]
@@ -97,7 +97,7 @@ class Loader:
             return dropped
 
     def cancel(self, layer: int) -> list[Op]:
-        """Drop prefetches for layers up to this one that have not begun; returns them."""
+        """Drop and return prefetches for layers up to this one that have not begun."""
         with self._changed:
             kept = [job for job in self._queued if job.done or job.op.layer > layer]
             dropped = [j.op for j in self._queued if not j.done and j.op.layer <= layer]
@@ -105,7 +105,7 @@ class Loader:
             return dropped
 
     def finish(self, op: Op) -> None:
-        """Go on with a prefetch that has begun before all others that are needed."""
+        """Copy the rest of a prefetch that has begun before all other needed transfers."""
         with self._changed:
             if self._carried is not None and self._carried.op == op:
                 self._carried.finishing = True
@@ -117,7 +117,7 @@ class Loader:
     # ------------------------------------------------------------------ its thread
 
     def next_job(self) -> Job | None:
-        """The next needed one, else the next prefetch that may begin; None when closing."""
+        """Return the next needed transfer, else the next prefetch with a slot; None when closing."""
         with self._changed:
             while not self.closing:
                 if self._needed:
@@ -142,7 +142,7 @@ class Loader:
         return True
 
     def carry(self, job: Job) -> None:
-        """Copy a chunk; of a needed load, and of a prefetch in one piece, that is all."""
+        """Copy the next chunk of a transfer; a needed load has one chunk."""
         for dependency in job.after:
             self._await(dependency)
         if self.closing:
@@ -163,7 +163,7 @@ class Loader:
             self._changed.notify_all()
 
     def _move(self, job: Job) -> int:
-        """A stream, or the next chunk of a record; how many of its bytes."""
+        """Copy streamed weights, or the next chunk of a record; return the bytes of weights."""
         if job.stream is not None:
             return job.stream(job.op.layer)
         assert job.client is not None
@@ -183,17 +183,17 @@ def start_thread(
     work: Callable[[_T], None],
     fail: Callable[[Exception], None],
 ) -> threading.Thread:
-    """Start a thread that works off what follows, until nothing does or its work fails."""
+    """Start a thread that processes items until ``following`` returns None or work fails."""
     threads = torch.get_num_threads()
 
     def loop() -> None:
-        # OpenMP would give a new thread as many as there are cores: other sums, on others' cores.
+        # OpenMP would use all cores in a new thread, which changes sums and disturbs other threads.
         torch.set_num_threads(threads)
         try:
-            with torch.inference_mode():  # each thread has its own
+            with torch.inference_mode():  # a mode of each thread
                 while (one := following()) is not None:
                     work(one)
-        except Exception as failure:  # whatever it is, it must be heard of
+        except Exception as failure:  # the control thread raises any failure
             fail(failure)
 
     thread = threading.Thread(target=loop, name=name, daemon=True)

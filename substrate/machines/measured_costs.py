@@ -1,4 +1,4 @@
-"""The cost model of a machine on which the model itself was measured."""
+"""The cost model of a machine on which the model's operations were measured."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ def cost_model(
     parallel_reads: bool = True,
     **options: Any,
 ) -> CostModel:
-    """By measured times if the profile holds this model's; otherwise by its rooflines.
+    """Return a cost model by measured times if the profile has this model's, else by rooflines.
 
     Args:
-        parallel_reads: as of `System`: parts of a record are read from the disk beside each other.
-        options: `CostModel`'s own.
+        parallel_reads: `System.parallel_reads`: parts of a record are read at the same time.
+        options: further arguments of `CostModel`.
 
     Raises:
-        UsageError: experts are stored as something else than when they were measured.
+        UsageError: experts are stored in another precision than when they were measured.
     """
     if profile.measured is not None and profile.measured.shape == shape_hash(shape):
         stored_as = options.get("expert_precision")
@@ -49,7 +49,7 @@ class MeasuredCosts(CostModel):
     synchronous = True
 
     def of(self, measured: Measured, parallel_reads: bool = True) -> "MeasuredCosts":
-        """Read these times; returns itself."""
+        """Take the times of a profile's measurement; return itself."""
         self._measured = measured
         alone_ns = 0.0 if parallel_reads else measured.read_alone_ns
         self._load_ns = alone_ns or measured.load_after_ns
@@ -78,10 +78,10 @@ class MeasuredCosts(CostModel):
         return super()._price(op, lane)
 
     def first_launch_ns(self, op: Op, lane: Lane) -> int:
-        """What the control thread does before the operation begins."""
+        """Return the control thread's time before the operation begins, in ns."""
         return self.control_ns(op, lane)
 
     def control_ns(self, op: Op, lane: Lane) -> int:
-        """What it does between two operations of its own, or to hand one to another thread."""
+        """Return the control thread's time to begin an operation, or to hand it to a thread."""
         own = lane in (Lane.DEVICE, Lane.PREDICT)
         return round(self._measured.gap_ns if own else self._measured.submit_ns)

@@ -1,4 +1,4 @@
-"""Times of one model's operations, measured on one machine: a part of its hardware profile.
+"""Measured times of one model's operations on one machine: a part of its hardware profile.
 
 A measured time is a function of rows and, for attention, of the products of queries with keys.  It
 is linear between measured points, and in proportion to the rows beyond the last.
@@ -19,7 +19,7 @@ _Ns = Annotated[float, Field(ge=0)]
 
 
 class Point(Inert):
-    """One measured time.
+    """One measured time of an operation.
 
     Attributes:
         rows: of the operation, or of one expert of it.
@@ -34,24 +34,24 @@ class Point(Inert):
 
 
 class Measured(Inert):
-    """What was measured of one model on one machine.
+    """The measured times of one model's operations on one machine.
 
     Attributes:
         shape: the hash of the model's shape (`shape_hash`).
-        what: in words.
-        device, host: times by kind of operation; of experts: of one, without what an operation of
-            several costs once, which is ``operation_ns``.
-        load_ns: a record's way to the device, from the request on, when nothing else is there.
-        load_after_ns: the same right behind another one.
-        read_alone_ns: the same in one read, for systems without `parallel_reads`; 0 where records
-            are in memory.
-        return_ns: outputs back from the host.
-        submit_ns: what the control thread spends on handing an operation to another thread.
-        gap_ns: its time between two operations of the device.
-        decision_ns: from a gate's result to the first expert, beyond that.
-        wake_ns: from the end of what it waited for until it goes on.
-        beside_copies: how many times as long an operation of the device takes while records are
-            copied: on a computer without a card both read one memory.
+        what: a description of the measurement.
+        device, host: times by kind of operation; of one expert without ``operation_ns``, which an
+            operation of any number of experts takes once.
+        load_ns: transfer of a record to the device, from the request on, with no other transfer.
+        load_after_ns: transfer of a record right behind another one.
+        read_alone_ns: transfer of a record in one read, for systems without `parallel_reads`; 0
+            where records are in memory.
+        return_ns: transfer of outputs back from the host.
+        submit_ns: control thread's time to hand an operation to another thread.
+        gap_ns: control thread's time between two operations of the device.
+        decision_ns: its time from a gate's result to the first expert, beyond ``gap_ns``.
+        wake_ns: its time from the end of a wait until it continues.
+        beside_copies: factor by which an operation of the device is slower while records are
+            copied: on a computer without a GPU both read one memory.
     """
 
     shape: str
@@ -77,14 +77,14 @@ class Measured(Inert):
 
 
 def shape_hash(shape: ModelShape) -> str:
-    """16 hexadecimal digits that say which model was measured."""
+    """Return 16 hexadecimal digits that identify the measured model's shape."""
     return hashlib.sha256(shape.model_dump_json().encode()).hexdigest()[:16]
 
 
 def interpolated(points: Sequence[Point], rows: int, pairs: int = 0) -> float:
-    """The time of an operation of so many rows, in ns.
+    """Return the time of an operation of so many rows, in ns, from measured points.
 
-    Points of equal rows are a line over pairs, which goes on beyond its ends.
+    Points of equal rows form a line over pairs, which is extrapolated.
     """
     by_rows: dict[int, list[Point]] = {}
     for point in sorted(points, key=lambda p: (p.rows, p.pairs)):

@@ -1,11 +1,10 @@
-"""A hardware profile: one box (GPU, link, host, disk, software) as numbers with their origin.
+"""A hardware profile: a machine (GPU, link, host, disk, software) as numbers with their sources.
 
-Profiles are YAML.  A number is never bare: it is a mapping ``{value, unit, source, badge}``, so
-that every latency computed from it can say how far it is to be trusted.  A `HardwareProfile` is
-inert; `load_profile` is the only function here that reads a file.
+Profiles are YAML.  Each number is a mapping ``{value, unit, source, badge}``; the badge states how
+far it, and a latency computed from it, can be trusted.  Only `load_profile` reads files.
 
-A kind of software is the same on every machine and stands in the catalogue; a profile may state
-what a kind costs on its own box: ``software: {lean: {launch: ...}}``.
+The catalogue states the costs of each kind of software for all machines; a profile may state
+its own machine's: ``software: {lean: {launch: ...}}``.
 """
 
 import datetime
@@ -42,7 +41,7 @@ SOFTWARE = Path(__file__).parents[1] / "catalogue" / "software"
 
 
 class Gpu(Inert):
-    """The device.  Peaks come with the fraction that real kernels reach."""
+    """The GPU: peak rates, each with the fraction of it that real kernels reach."""
 
     name: str = Field(min_length=1)
     memory: Memory
@@ -57,18 +56,18 @@ class Gpu(Inert):
 
 
 class Link(Inert):
-    """Host to device: the slower of what the GPU and the host can do."""
+    """The link between host and GPU, at the rate of the slower end."""
 
     name: str = Field(min_length=1)
     pinned_h2d: Bandwidth
     pinned_d2h: Bandwidth
     pageable_h2d: Bandwidth
-    in_engine_efficiency: Efficiency  #: of a benchmark's copies, reached between kernels
+    in_engine_efficiency: Efficiency  #: share of a benchmark's rate that an engine reaches
     copy_fixed: Time  #: device side, per copy
-    pinned: StrictBool = True  #: whether this box's software copies experts from pinned memory
+    pinned: StrictBool = True  #: whether its software copies from page-locked memory
 
     def h2d(self, pinned: bool | None = None) -> Bandwidth:
-        """The bandwidth of copies to the device; by default as this box's software copies."""
+        """Return the bandwidth of copies to the device; None is as this machine's software copies."""
         return self.pinned_h2d if (self.pinned if pinned is None else pinned) else self.pageable_h2d
 
 
@@ -87,7 +86,7 @@ class Host(Inert):
 
 
 class Disk(Inert):
-    """An SSD: ``access_latency + bytes / bandwidth``; behind another read the latter alone."""
+    """An SSD: a read takes ``access_latency + bytes / bandwidth``; a queued one no latency."""
 
     name: str = Field(min_length=1)
     queue1_bandwidth: Bandwidth  #: one large read at a time
@@ -96,11 +95,11 @@ class Disk(Inert):
 
 
 class Software(Inert):
-    """What runs a model: costs of the control thread, and the kernels that a layer's parts launch.
+    """A kind of software: costs of the control thread, and kernels launched by parts of a layer.
 
-    ``layer`` and ``expert`` are totals, the launches of attention, gate and sum, or of the expert,
-    included; 0 where launches are all.  What they exceed these by is charged with the layer's
-    attention, and with an expert wherever it is computed.
+    ``layer`` and ``expert`` are totals that include the launches of attention, gate and sum, or of
+    the expert; 0 if launches are all.  The excess is charged with the layer's attention, and with
+    each expert wherever it is computed.
     """
 
     name: str = Field(min_length=1)
@@ -109,9 +108,9 @@ class Software(Inert):
     sync: Time  #: host waits for the device
     decision: Time  #: the system's own Python, per MoE layer
     copy_submit: Time  #: per copy
-    hook: Time  #: what a module's hook adds to each tensor that it brings (Accelerate)
-    layer: Time  #: the least of a layer without its experts
-    expert: Time  #: the least of an expert
+    hook: Time  #: time of a module's hook for each tensor that it copies (Accelerate)
+    layer: Time  #: least time of a layer without its experts
+    expert: Time  #: least time of an expert
     waits_each_layer: StrictBool  #: whether the next layer is launched after this one has ended
     launches_attention: Count
     launches_gate: Count
@@ -125,7 +124,7 @@ def _rises(idle: Power | None, full: Power | None) -> bool:
 
 
 class Calibration(Inert):
-    """Says that the profile was fitted on a machine, when, and how far off it still is."""
+    """The calibration of a profile: its date, its machine, and the remaining error."""
 
     date: datetime.date
     error: Ratio
@@ -133,7 +132,7 @@ class Calibration(Inert):
 
 
 class HardwareProfile(Inert):
-    """Everything a cost model may ask about a box."""
+    """All numbers about a machine that a cost model uses."""
 
     name: str = Field(min_length=1)
     description: str = Field(min_length=1)
@@ -163,11 +162,9 @@ class HardwareProfile(Inert):
 
     @property
     def badge(self) -> ProfileBadge:
-        """How good its numbers are, from their own badges alone.
+        """The worst badge of its numbers: estimate, else calibrated, else datasheet.
 
-        One estimate makes it an estimate; without any, one that was fitted makes it calibrated.
-
-        A run's badge may be better, where estimates hardly move it (`harness.run.interval`).
+        A run's badge may be better, if estimates hardly change it (`harness.run.interval`).
         """
         if self.estimates:
             return "estimate"
@@ -176,16 +173,16 @@ class HardwareProfile(Inert):
 
     @property
     def numbers(self) -> int:
-        """How many numbers the profile holds."""
+        """The number of numbers in the profile."""
         return sum(1 for _ in self.quantities())
 
     @property
     def estimates(self) -> int:
-        """How many of them are estimates."""
+        """The number of estimates among the profile's numbers."""
         return sum(number.badge == "estimate" for _, number in self.quantities())
 
     def quantities(self) -> Iterator[tuple[str, Quantity]]:
-        """Every number with the field that it stands in, for example ``link.pinned_h2d``."""
+        """Yield every number with its field, for example ``link.pinned_h2d``."""
 
         def walk(part: object, field: str) -> Iterator[tuple[str, Quantity]]:
             if isinstance(part, Quantity):
@@ -197,9 +194,9 @@ class HardwareProfile(Inert):
         return walk(self, "")
 
     def content_hash(self) -> str:
-        """16 hexadecimal digits that change whenever anything in the profile does.
+        """Return 16 hexadecimal digits that change with any value of the profile.
 
-        What a profile does not say is not in them, so that a new optional field changes none.
+        Default values are left out, so that a new optional field changes no hash.
         """
         said = self.model_dump(mode="json", exclude_defaults=True)
         text = json.dumps(said, sort_keys=True, separators=(",", ":"))
@@ -209,7 +206,7 @@ class HardwareProfile(Inert):
     def from_mapping(
         cls, data: object, where: str = "profile", software: str = DEFAULT_SOFTWARE
     ) -> "HardwareProfile":
-        """Check what a YAML file held, with a kind of software: its own, or the catalogue's.
+        """Check a YAML file's content; add a kind of software, its own or the catalogue's.
 
         Raises:
             ProfileError: one line with `where`, the first bad field, and what it may hold.
@@ -226,17 +223,17 @@ class HardwareProfile(Inert):
 
 
 def profile_names() -> list[str]:
-    """Names of the catalogue's machines, sorted."""
+    """Return the names of the catalogue's machines, sorted."""
     return sorted(path.stem for path in MACHINES.glob("*.yaml"))
 
 
 def software_names() -> list[str]:
-    """Names of the kinds of software, sorted."""
+    """Return the names of the kinds of software, sorted."""
     return sorted(path.stem for path in SOFTWARE.glob("*.yaml"))
 
 
 def is_file(machine: str) -> bool:
-    """Whether a machine is named by the path of its profile."""
+    """Return whether a machine's name is the path of a profile."""
     return machine.endswith((".yaml", ".yml"))
 
 
@@ -251,7 +248,7 @@ def check_software(kind: str) -> None:
 
 
 def load_software(kind: str) -> Software:
-    """A kind of software as the catalogue states it.
+    """Load a kind of software from the catalogue.
 
     Raises:
         UnknownNameError: no such kind.
@@ -291,7 +288,7 @@ def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> Hardwar
 
 
 def _with_software(data: object, kind: str, where: str) -> object:
-    """A profile's mapping with one kind of software in place of those that it states."""
+    """Return a profile's mapping in which one kind of software replaces those that it states."""
     if not isinstance(data, Mapping):
         return data
     own = data.get("software", {})
@@ -325,7 +322,7 @@ def _parsed(text: str, path: str) -> object:
 
 
 def _explain(error: ValidationError, top: type[BaseModel] = HardwareProfile) -> str:
-    """The first complaint as ``field: what is wrong; allowed: ...``."""
+    """Return the first validation error as ``field: problem; allowed: ...``."""
     detail = error.errors(include_url=False)[0]
     kind, given = detail["type"], brief(detail["input"])
     problems = {
@@ -344,7 +341,7 @@ def _explain(error: ValidationError, top: type[BaseModel] = HardwareProfile) -> 
 
 
 def _innermost(loc: tuple[int | str, ...], model: type[BaseModel]) -> type[BaseModel]:
-    """The last model on the way to a field, from the one that holds everything."""
+    """Return the innermost model on the path to a field, starting at the top model."""
     for key in loc:
         info = model.model_fields.get(str(key))
         kinds: tuple[Any, ...] = (info.annotation, *get_args(info.annotation)) if info else ()

@@ -1,4 +1,4 @@
-"""What every number of a hardware profile means: what it moves, and where it is found.
+"""The fields of a hardware profile: what each number affects, and how to find its value.
 
 `docs/machines.md` holds the same table, and `moebench machines init` writes it as comments.
 """
@@ -13,7 +13,7 @@ from moebench.substrate.machines.quantity import Quantity
 
 
 class Field(NamedTuple):
-    """One field of a profile.
+    """The description of one field of a profile.
 
     Attributes:
         moves: which times or sizes of a run depend on it.
@@ -122,7 +122,7 @@ FIELDS = {
 
 
 def schema(part: type[BaseModel] = HardwareProfile, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field that holds no further fields, and its type; None is left out of a type."""
+    """Yield every field without inner fields, and its type without None."""
     for name, info in part.model_fields.items():
         kinds = (info.annotation, *get_args(info.annotation))
         inner = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
@@ -133,7 +133,7 @@ def schema(part: type[BaseModel] = HardwareProfile, prefix: str = "") -> Iterato
 
 
 def units(kind: Any) -> str:
-    """The units that a field may have, or that it is a text or yes and no."""
+    """Return a field's units as text, or ``text`` or ``true or false`` for other fields."""
     if isinstance(kind, type) and issubclass(kind, Quantity):
         known = " or ".join(unit for unit in kind.UNITS if unit != "1")
         return known or ("a number" if kind.WHOLE else "a share, 0-1")
@@ -141,6 +141,6 @@ def units(kind: Any) -> str:
 
 
 def table() -> list[list[str]]:
-    """Field, unit, what it moves, where it is found; a row for each of `FIELDS`."""
+    """Return a row for each of `FIELDS`: field, unit, what it affects, how to find its value."""
     kinds = dict(schema())
     return [[name, units(kinds[name]), *field] for name, field in FIELDS.items()]

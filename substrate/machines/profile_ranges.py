@@ -1,4 +1,4 @@
-"""Which numbers of a hardware profile are uncertain, and the profile with one of them moved."""
+"""Uncertain numbers of a hardware profile, and copies of the profile with one number changed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ ASSUMED = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
-    """A number of a profile that may be another one.
+    """An uncertain number of a profile, with its range.
 
     Attributes:
-        field: where it stands, for example ``link.pinned_h2d``.
+        field: its path in the profile, for example ``link.pinned_h2d``.
         low, high: the ends of its range, in its own unit.
     """
 
@@ -27,12 +27,12 @@ class Uncertain:
 
     @property
     def stated(self) -> bool:
-        """Whether its source names the range; otherwise it is assumed."""
+        """Whether the number's source states the range; otherwise the range is assumed."""
         return self.number.range is not None
 
 
 def uncertain(profile: HardwareProfile) -> list[Uncertain]:
-    """The numbers that have a range, in the profile's order.
+    """Return the numbers of a profile that have a range, in the profile's order.
 
     Estimates have one in any case: where the source names none, `ASSUMED` either way.  Figures
     that were published or measured without a range count as exact.  Powers and memory sizes are
@@ -56,7 +56,7 @@ def _assumed(number: Quantity) -> tuple[float, float]:
 
 
 def moved(profile: HardwareProfile, field: str, value: float) -> HardwareProfile:
-    """The profile with another value of one number; nothing else is checked or changed."""
+    """Return a copy of the profile with another value of one number, unchecked."""
     changed: HardwareProfile = _replaced(profile, field.split("."), value)
     return changed
 

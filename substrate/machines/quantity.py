@@ -1,4 +1,4 @@
-"""Numbers that carry their unit, their source and how far they are to be trusted.
+"""Numbers of a profile with their unit, their source and a badge of how far to trust them.
 
 In YAML each is a mapping ``{value: 768, unit: GB/s, source: vendor datasheet, badge: datasheet}``.
 Where the source names a range, it is there too: ``range: [24, 28.5]``, in the same unit.
@@ -16,7 +16,7 @@ Badge = Literal["measured", "calibrated", "datasheet", "estimate"]
 
 
 class Inert(BaseModel):
-    """Frozen, strict about its fields, and free of NaN."""
+    """Base of profile models: frozen, without unknown fields, without NaN."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, str_strip_whitespace=True
@@ -37,7 +37,7 @@ class Quantity(Inert):
     UNITS: ClassVar[Mapping[str, float]] = {}
     ZERO_ALLOWED: ClassVar[bool] = False
     WHOLE: ClassVar[bool] = False
-    #: In the base unit: what no part reaches, and far from where arithmetic ends.
+    #: Smallest and largest allowed value in the base unit, beyond any real hardware.
     LEAST: ClassVar[float] = 0.0
     MOST: ClassVar[float] = 1e12
 
@@ -49,7 +49,7 @@ class Quantity(Inert):
 
     @classmethod
     def allowed(cls) -> str:
-        """What a profile may say here, on one line."""
+        """Return the allowed mapping of such a number as one line, for error messages."""
         number = "whole number" if cls.WHOLE else "number"
         unit, size = next(iter(cls.UNITS.items()))
         limits = f"{'>=' if cls.ZERO_ALLOWED else '>'} 0 and <= {cls.MOST / size:g}"
@@ -82,12 +82,12 @@ class Quantity(Inert):
 
     @property
     def low(self) -> Self:
-        """The lowest that it may be; itself without a range."""
+        """The number with the low end of its range as value; itself without a range."""
         return self._at(0)
 
     @property
     def high(self) -> Self:
-        """The highest that it may be; itself without a range."""
+        """The number with the high end of its range as value; itself without a range."""
         return self._at(1)
 
     def _at(self, end: int) -> Self:
@@ -107,7 +107,7 @@ class Bandwidth(Quantity):
 
     @property
     def bytes_per_s(self) -> float:
-        """Base unit of every bandwidth."""
+        """The bandwidth in bytes per second."""
         return self._base
 
 
@@ -120,7 +120,7 @@ class Compute(Quantity):
 
     @property
     def flops_per_s(self) -> float:
-        """Base unit of every throughput."""
+        """The throughput in floating-point operations per second."""
         return self._base
 
 
@@ -133,7 +133,7 @@ class Memory(Quantity):
 
     @property
     def bytes(self) -> int:
-        """Whole bytes."""
+        """The capacity in whole bytes."""
         return round(self._base)
 
 
@@ -146,7 +146,7 @@ class Time(Quantity):
 
     @property
     def ns(self) -> int:
-        """Whole nanoseconds."""
+        """The time in whole nanoseconds."""
         return round(self._base)
 
 
@@ -159,7 +159,7 @@ class Power(Quantity):
 
     @property
     def watts(self) -> float:
-        """Watts."""
+        """The power in watts."""
         return self._base
 
 
@@ -170,7 +170,7 @@ class Ratio(Quantity):
 
     @property
     def ratio(self) -> float:
-        """The bare number."""
+        """The number without its unit and source."""
         return self._base
 
 
@@ -182,7 +182,7 @@ class Efficiency(Ratio):
 
 
 class Count(Quantity):
-    """A whole number of things."""
+    """A count, such as cores or kernel launches."""
 
     UNITS = {"1": 1.0}
     MOST = 1e6
@@ -190,5 +190,5 @@ class Count(Quantity):
 
     @property
     def count(self) -> int:
-        """The bare number."""
+        """The number as an int, without its unit and source."""
         return int(self.value)
