@@ -1,14 +1,14 @@
-"""A card as the machine, on the wall clock.
+"""A GPU as the machine, measured on the wall clock.
 
-    control thread   decides, and launches what is on the device's lane on the compute stream
+    control thread   decides, and launches the device's operations on the compute stream
     loader           copies experts to their slots on a stream of its own, and waits for each
-    host thread      computes experts in host memory; their outputs go back on a third stream
-    back thread      copies evicted experts back to host memory on a fourth, where a system does so
+    host thread      computes experts in host memory, and copies outputs back on a third stream
+    back thread      copies evicted experts back to host memory on a fourth, for some systems
 
-A thread that depends on another's operation waits until that one was *launched*; the stream then
-waits for its event.  An operation's span has no end until its event has passed and somebody asked:
-the control thread does when it waits for something itself, as it does for every gate.  So only a
-gate's read-back keeps the control thread from running ahead of the card.
+A thread that depends on another's operation waits until that operation was *launched*; its stream
+then waits for the operation's event.  A span gets its end when the control thread next waits, as it
+does at every gate, and finds the event passed (`_settle`).  So only a gate's read-back keeps the
+control thread from running ahead of the GPU.
 """
 
 import time
@@ -28,16 +28,15 @@ from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.expert_store import Weights
 from moebench.substrate.models.fused import expert_function
 
-#: What these compute is known on the host when they return: it was read back, unless a predictor
-#: asked nothing of the card.
+#: Operations whose results are on the host when their work returns, because it reads them back.
 READ_BACK = frozenset((OpKind.GATE, OpKind.PREDICT, OpKind.HEAD))
 
 
 class CardRecords(RecordsInMemory):
-    """Records in host memory, from where a card copies them.
+    """Records in host memory, from which a GPU copies them.
 
     Args:
-        pinned: lock them in place; a driver copies what is not by way of a buffer of its own.
+        pinned: page-lock them; a driver copies pageable memory through a buffer of its own.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class CardRecords(RecordsInMemory):
         self._card.copy(slot[first:beyond], self.row(layer, expert)[first:beyond])
 
     def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
-        """The same of a slot."""
+        """Launch the copy of a slot back to its record, on this thread's stream."""
         self._card.copy(self.row(layer, expert), slot)
 
 
 class _Clock:
-    """The card's time on the wall clock: events count from one that was waited for."""
+    """Converts events to wall-clock times, counted from an event that was waited for."""
 
     def __init__(self, card: Accelerator) -> None:
         self._card, self._base = card, card.record(card.compute)
@@ -74,17 +73,17 @@ class _Clock:
         self._base_ns = time.perf_counter_ns()
 
     def ns(self, event: Event) -> int:
-        """When an event passed; not later than now, by whatever the two clocks differ."""
+        """Return the wall-clock time of an event in ns; at most now, as the two clocks differ."""
         return min(self._base_ns + self._card.elapsed_ns(self._base, event), time.perf_counter_ns())
 
 
 class _Launched(NamedTuple):
-    """An operation that the card was given and that nobody has seen the end of.
+    """An operation that was launched on the GPU and whose end has not been read.
 
     Attributes:
-        began: an event before it, or when it began on the wall clock.
-        after: spans that its stream waits for.
-        waited_ns, waited_for: how long the control thread had waited for another lane, and which.
+        began: an event before it, or its start on the wall clock in ns.
+        after: the spans that its stream waits for.
+        waited_ns, waited_for: how long the control thread had waited for another lane, and why.
     """
 
     clock: _Clock
@@ -95,24 +94,24 @@ class _Launched(NamedTuple):
     waited_for: str = ""
 
     def times_ns(self) -> tuple[int, int]:
-        """Start and end, once the end has passed."""
+        """Return the start and end in ns of an operation that has ended."""
         end_ns = self.clock.ns(self.ended)
         start_ns = self.began if isinstance(self.began, int) else self.clock.ns(self.began)
         return min(start_ns, end_ns), end_ns
 
 
 class CudaMachine(LocalMachine):
-    """The machine protocol on a card; see the module's docstring.
+    """The machine protocol on a GPU, by the wall clock; see the module's docstring.
 
     Use as a context manager: it owns threads.
 
     Args:
-        records: in host memory; open.
-        slots: how many fit on the card: one piece of its memory.
+        records: the records in host memory; open.
+        slots: how many experts fit on the GPU, in one allocation.
         overlap, blocking_copies: as of `LocalMachine`.
 
     Raises:
-        BudgetError: the card has less memory; inside its context, too.
+        BudgetError: the GPU has less memory; also raised at the end of the context.
     """
 
     def __init__(
@@ -129,7 +128,8 @@ class CudaMachine(LocalMachine):
         super().__init__(records, slots, timeline, overlap=overlap, blocking_copies=blocking_copies)
         self._clock = _Clock(card)
         self._copies, self._returns, self._evictions = (card.stream() for _ in range(3))
-        #: Under the lock.  Of the two lanes whose ends nobody waits for, spans in their order.
+        #: Launched operations, and in order those of the two lanes for whose ends no thread waits;
+        #: all under the lock.
         self._launched: dict[Span, _Launched] = {}
         self._computing: deque[Span] = deque()
         self._returning: deque[Span] = deque()
@@ -153,7 +153,7 @@ class CudaMachine(LocalMachine):
         self._card.read(out)
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
-        """Copy one record into a slot, and wait."""
+        """Copy one record into a slot, and wait for the copy."""
         with self._card.on(self._copies):
             super().copy_record(layer, expert, slot)
         self._card.record(self._copies).synchronize()
@@ -161,7 +161,7 @@ class CudaMachine(LocalMachine):
     # ------------------------------------------------------------------ the control thread
 
     def begin(self) -> None:
-        """Tie the card's clock to the wall clock anew."""
+        """Begin a batch: synchronise the GPU's clock with the wall clock again."""
         self._settle()
         self._clock = _Clock(self._card)
         super().begin()
@@ -176,13 +176,13 @@ class CudaMachine(LocalMachine):
         if launched is not None:
             launched.ended.synchronize()
         self._settle()
-        self._await(span)  # of a copy, its own thread says what it took
+        self._await(span)  # a copy's own thread sets its times
         if span.lane is not Lane.DEVICE:
             self._idle_in_wait += self.now_ns() - since_ns
             self._waited_for = cause_of(span)
 
     def _once_launched(self, span: Span) -> _Launched | None:
-        """Wait until the card was given the operation; None if it has ended, or all ends."""
+        """Wait until the operation is launched; None if it has ended or the machine closes."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -197,16 +197,16 @@ class CudaMachine(LocalMachine):
             return self._launched.get(span)
 
     def _follow(self, stream: Any, span: Span) -> None:
-        """What the stream is given from now on follows the span."""
+        """Let later operations of the stream wait for the span."""
         launched = self._once_launched(span)
         if launched is not None:
             self._card.follow(stream, launched.ended)
 
     def _launch(self, span: Span, launched: _Launched, unwaited: deque[Span] | None = None) -> None:
-        """Say that the card was given an operation.
+        """Register an operation as launched.
 
-        At once also to `_settle`, if no thread waits for its end: the control thread may come for
-        it as soon as the lock is free, and would wait for ever for an end that nobody takes.
+        Under the same lock add it to the queue of `_settle` if no thread waits for its end: else
+        the control thread could wait forever for an end that no thread reads.
         """
         with self._changed:
             self._launched[span] = launched
@@ -233,7 +233,7 @@ class CudaMachine(LocalMachine):
                     began_ns = self._clock.ns(began)
                     span.start_ns, span.end_ns = self._in_turn(lane, began_ns, self.now_ns())
                     self._ended(span, _Launched(self._clock, since_ns, began, after, *waited))
-                else:  # the card is still at what came before
+                else:  # the GPU has not reached this operation yet
                     span.start_ns, span.end_ns = since_ns, self.now_ns()
                     self.timeline.add(span)
             return span
@@ -242,7 +242,7 @@ class CudaMachine(LocalMachine):
         return span
 
     def _settle(self) -> None:
-        """Take the times of all that has ended; nobody waits."""
+        """Read the times of all operations that have ended, without waiting."""
         for spans in (self._returning, self._computing):
             while spans:
                 with self._changed:
@@ -256,9 +256,9 @@ class CudaMachine(LocalMachine):
                     self._changed.notify_all()
 
     def _in_turn(self, lane: Lane, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Times of a lane's next operation, which follows the one before.
+        """Return times of a lane's next operation that begin after the one before.
 
-        A microsecond between the clocks, or outputs that queue, would have it begin earlier.
+        Differences between the clocks, or queued outputs, could make it begin earlier.
         """
         free_ns = self._free_ns[lane]
         end_ns = self._free_ns[lane] = max(end_ns, free_ns)
@@ -271,13 +271,13 @@ class CudaMachine(LocalMachine):
         self.timeline.add(span)
 
     def _count_idle(self, span: Span, launched: _Launched) -> None:
-        """Say what the device stood idle for before an operation."""
+        """Set an operation's stall: the device's idle time before it, and the cause."""
         assert span.start_ns is not None
         idle_ns = max(0, span.start_ns - self._device_free_ns)
         waited_ns, waited_for = launched.waited_ns, launched.waited_for
         for dependency in launched.after:
             came_ns = dependency.end_ns
-            if came_ns is None:  # its own thread has not come to say so
+            if came_ns is None:  # its own thread has not set its end yet
                 _, came_ns = self._launched[dependency].times_ns()
             if came_ns - self._device_free_ns > waited_ns:
                 waited_ns, waited_for = came_ns - self._device_free_ns, cause_of(dependency)
@@ -297,7 +297,7 @@ class CudaMachine(LocalMachine):
         return self._hand_over(self._tasks, Task(Span(op, lane), after, work, args))
 
     def _hand_over(self, tasks: deque[Task], task: Task) -> Span:
-        # It reads what was launched before: a layer's empty outputs, a slot's last contents.
+        # The task uses results of earlier launches: a layer's empty outputs, a slot's contents.
         mark = self._card.record(self._card.compute)
         return super()._hand_over(tasks, task._replace(mark=mark))
 
@@ -311,7 +311,7 @@ class CudaMachine(LocalMachine):
                 self._follow(stream, dependency)
             if self._closing:
                 return
-            if span.lane is Lane.HOST:  # which launches its output's way back
+            if span.lane is Lane.HOST:  # its work launches the copy of its output
                 super()._run(task._replace(after=()))
                 return
             began = card.record(stream) if evicts else self.now_ns()
@@ -332,7 +332,7 @@ class CudaMachine(LocalMachine):
         self._follow(self._copies, span)
 
     def _timed_copy(self, span: Span, copy: Callable[[], int]) -> tuple[int, int, int]:
-        """Launch the copy, say so, and wait for it."""
+        """Launch the copy, register it, and wait for it; return its bytes and times."""
         with self._card.on(self._copies):
             began = self._card.record(self._copies)
             moved = copy()

@@ -117,7 +117,7 @@ class Loader:
     # ------------------------------------------------------------------ its thread
 
     def next_job(self) -> Job | None:
-        """Return the next needed transfer, else the next prefetch with a slot; None when closing."""
+        """Return the next needed transfer, else the next prefetch; None when closing."""
         with self._changed:
             while not self.closing:
                 if self._needed:

@@ -1,13 +1,13 @@
 """This computer as the machine, on the wall clock.
 
-    control thread   decides, and computes what is on the device's lane
+    control thread   decides, and computes the operations of the device's lane
     loader           copies experts to their slots: needed ones first, then prefetches
-    host thread      computes experts in host memory, if the host stands beside the device
-    back thread      copies evicted experts back to host memory, where a system does so
+    host thread      computes experts in host memory, if the machine has a host lane
+    back thread      copies evicted experts back to host memory, for systems that write back
 
-The device is a part of this computer's memory, its slots rows of one tensor.  Below it is a disk,
-and then the host *is* the device and has no lane; or another part of memory behind a link of a
-given rate, whose experts the host's thread computes (`substrate.machines.records`).
+The device is a part of this computer's memory, its slots rows of one tensor.  Experts are copied
+from a disk, and then there is no host lane; or from another part of memory behind a link of a given
+rate, whose experts the host's thread computes (`substrate.machines.records`).
 """
 
 import sys
@@ -29,34 +29,34 @@ from moebench.substrate.machines.records import MemoryRecords, Records, RecordsI
 from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.fused import expert_function
 
-#: How long one thread may keep the interpreter from the others, in s; Python's default is 5 ms.
+#: Interval in s after which a thread releases the GIL for others; Python's default is 5 ms.
 SWITCH_S = 1e-4
 
-#: How often an operation is tried for the first estimate of its time.
+#: Number of trials for the first estimate of an operation's time.
 TRIALS = 5
 
 
 class Task(NamedTuple):
-    """An operation for the host's thread, or the one that copies back."""
+    """An operation for the host's thread, or for the thread that copies evicted experts back."""
 
     span: Span
     after: Sequence[Span]
     work: Work | None
     args: tuple[Any, ...]
-    #: What the device was given before it, where that runs behind the control thread.
+    #: An event behind the device's earlier operations, on a GPU; else None.
     mark: Any = None
 
 
 class LocalMachine:
-    """The machine protocol on this computer; see the module's docstring.
+    """The machine protocol on this computer's CPU and memory, by the wall clock.
 
     Use as a context manager: it owns threads.
 
     Args:
-        records: where experts are copied from; open.
-        slots: how many fit on the device.
+        records: the source of experts' records; open.
+        slots: how many experts fit on the device.
         overlap: False lets no operation start before the one submitted before it has ended.
-        blocking_copies: the control thread waits for every needed load that it asks for.
+        blocking_copies: the control thread waits for every needed load that it submits.
     """
 
     host_memory = None
@@ -74,7 +74,7 @@ class LocalMachine:
         self.records, self.timeline = records, timeline
         self._overlap, self._blocking_copies = overlap, blocking_copies
         self.load_path = (records.lane,)
-        #: Where the host has them, if it stands beside the device.
+        #: The records in host memory, if the machine has a host lane.
         self._host = records if isinstance(records, RecordsInMemory) else None
         self.has_host_lane = self._host is not None
         self._rows = self._slot_memory(slots)
@@ -90,8 +90,8 @@ class LocalMachine:
         self._d2h = threading.Lock()
         self._last: Span | None = None
         self._least_ns: dict[tuple[OpKind, Lane], int] = {}
-        #: Until when the device computed, how long it has been idle since because the control
-        #: thread waited for another lane, and what for.
+        #: When the device's last operation ended; how long it has since been idle because the
+        #: control thread waited for another lane, and the cause of that wait.
         self._device_free_ns = time.perf_counter_ns()
         self._idle_in_wait, self._waited_for = 0, ""
         self._host_layer = -1
@@ -99,7 +99,7 @@ class LocalMachine:
         self._closing = False
 
     def _slot_memory(self, slots: int) -> Tensor:
-        """The device's slots as bytes ``[slots, stride]``."""
+        """Return the device's slots as bytes ``[slots, stride]``."""
         return rows(slots, self.records.stride_bytes, f"{slots} slots of the device")
 
     def __enter__(self) -> Self:
@@ -113,7 +113,7 @@ class LocalMachine:
                 self._threads.append(start_thread(name, following, self._run, self._fail))
         try:
             self._try_out()
-        except BaseException:  # nobody else would end the threads
+        except BaseException:  # without a context, no caller would end the threads
             self.__exit__()
             raise
         return self
@@ -127,7 +127,7 @@ class LocalMachine:
         sys.setswitchinterval(self._switch_s)
 
     def _try_out(self) -> None:
-        """Measure a load, and an expert of one row on either side, before anything is decided."""
+        """Measure a load, and an expert of one row on device and host, for first estimates."""
         layer, shape = self.records.shape.moe_layers[0], self.records.shape
         compute, made = expert_function(shape), self.records.format
         row = torch.zeros(1, shape.hidden_size, dtype=made.state_dtype)
@@ -153,15 +153,15 @@ class LocalMachine:
     # ------------------------------------------------------------------ the control thread
 
     def now_ns(self) -> int:
-        """The wall clock."""
+        """Return the wall clock's time in ns."""
         return time.perf_counter_ns()
 
     def begin(self) -> None:
-        """What this thread did between two batches counts as no stall."""
+        """Begin a batch: the time since the last one counts as no stall."""
         self._device_free_ns, self._idle_in_wait = self.now_ns(), 0
 
     def elapse(self, decisions: int) -> None:
-        """Real time passes by itself."""
+        """Do nothing: decisions take real time."""
 
     def wait(self, span: Span) -> None:
         """Block until the span has ended; another thread's failure is raised here."""
@@ -183,9 +183,9 @@ class LocalMachine:
     def submit(
         self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
     ) -> Span:
-        """Run an operation: on this thread, once what it waits for has ended, or on its lane's.
+        """Run an operation on this thread, after its dependencies, or on the thread of its lane.
 
-        Predictions run on this thread, whatever their lane.
+        Predictions of any lane run on this thread.
         """
         if not self._overlap and self._last is not None:
             self.wait(self._last)
@@ -224,7 +224,7 @@ class LocalMachine:
     ) -> Span:
         assert isinstance(self._host, MemoryRecords), f"{op} has no thread here"
         if lane in (Lane.HOST, Lane.D2H):
-            if op.kind is OpKind.RETURN:  # by the host's thread: it waits for nothing else
+            if op.kind is OpKind.RETURN:  # by the host's thread, in order
                 work, args = self._host.give_back, (sum(op.rows),)
             return self._hand_over(self._tasks, Task(Span(op, lane), after, work, args))
         job = Job(op, None, lane, after=after, stream=self._host.stream)
@@ -243,17 +243,17 @@ class LocalMachine:
         self._least_ns[key] = min(each, self._least_ns.get(key, each))
 
     def estimate_ns(self, op: Op, lane: Lane) -> int:
-        """The least that was measured of this kind; one nanosecond before anything was."""
+        """Return the least measured time of this kind of operation; 1 ns without any."""
         return self._least_ns.get((op.kind, lane), 1)
 
     def control_ns(self, op: Op, lane: Lane) -> int:
-        """Not known: this thread submits an operation of the device by carrying it out."""
+        """Return 0: this thread submits an operation of the device by computing it."""
         return 0
 
     # ------------------------------------------------------------------ transfers
 
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
-        """Ask the loader for a needed expert; it goes before every queued prefetch."""
+        """Queue a needed expert in the loader, before every queued prefetch."""
         if not self._overlap and self._last is not None:
             self.wait(self._last)
         job = Job(op, client, self.records.lane, after=after)
@@ -266,7 +266,7 @@ class LocalMachine:
         return job.span
 
     def _precede(self, span: Span) -> None:
-        """Return when a copy that is then begun follows the span."""
+        """Return once a copy that begins then follows the span."""
         self._await(span)
 
     def _timed_copy(self, span: Span, copy: Callable[[], int]) -> tuple[int, int, int]:
@@ -288,7 +288,7 @@ class LocalMachine:
     ) -> None:
         """Queue prefetches in place of those that the loader has not begun.
 
-        What they follow has ended: predictions run on the control thread.
+        Predictions that they wait for have ended, as they run on the control thread.
         """
         self.timeline.dropped(self._loader.prefetch(ops, client, chunks), self.now_ns())
 
@@ -299,11 +299,11 @@ class LocalMachine:
         return len(dropped)
 
     def finish(self, op: Op) -> None:
-        """Let the loader go on with a prefetch that has begun before all others that are needed."""
+        """Let the loader finish a prefetch that has begun, before all other needed transfers."""
         self._loader.finish(op)
 
     def write_back(self, layer: int, expert: int, slot: int, since_ns: int, form: int = 0) -> Span:
-        """Copy a slot back to host memory; a disk is not written."""
+        """Copy a slot back to host memory; refused where records are on a disk."""
         if self._host is None:
             raise UsageError(
                 "this machine has no lane from the device to the host: no eviction writes back; "
@@ -316,7 +316,7 @@ class LocalMachine:
         )
 
     def backlog_ns(self, lane: Lane) -> int:
-        """What waits for a lane's thread, at the least that each took; the device's has none."""
+        """Return the least time of the operations queued for a lane's thread; 0 for the device."""
         with self.lock:
             if lane is self.records.lane:
                 return self._loader.waiting * self._least_ns.get((OpKind.LOAD, lane), 0)
@@ -330,7 +330,7 @@ class LocalMachine:
     # ------------------------------------------------------------------ the host's threads
 
     def _next_task(self, tasks: deque[Task]) -> Task | None:
-        """The next in order; None when closing."""
+        """Return the next task in order; None when closing."""
         with self._changed:
             self._changed.wait_for(lambda: tasks or self._closing)
             return None if self._closing else tasks.popleft()
@@ -341,7 +341,7 @@ class LocalMachine:
             self._await(dependency)
         if self._closing:
             return
-        # Outputs and write-backs share a lane.
+        # Outputs and write-backs share the d2h lane.
         with self._d2h if span.lane is Lane.D2H else nullcontext():
             start_ns = self.now_ns()
             value = None if task.work is None else task.work(*task.args)
@@ -359,7 +359,7 @@ class LocalMachine:
             self._changed.notify_all()
 
     def _fail(self, failure: Exception) -> None:
-        """The control thread must not wait for ever for what will not end."""
+        """Keep a thread's failure, which the control thread raises instead of waiting forever."""
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify_all()

@@ -67,7 +67,7 @@ class Link(Inert):
     pinned: StrictBool = True  #: whether its software copies from page-locked memory
 
     def h2d(self, pinned: bool | None = None) -> Bandwidth:
-        """Return the bandwidth of copies to the device; None is as this machine's software copies."""
+        """Return the bandwidth of copies to the device, by default as the software copies."""
         return self.pinned_h2d if (self.pinned if pinned is None else pinned) else self.pageable_h2d
 
 

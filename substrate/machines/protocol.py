@@ -1,14 +1,14 @@
-"""What a machine is: lanes that run operations, and a control thread that waits for some of them.
+"""The machine protocol: lanes that run operations, and a control thread that submits them.
 
-The engine speaks only this protocol.  `substrate.machines.simulated` answers it with a
-virtual clock and a hardware profile, `substrate.machines.local` with this computer's wall clock.
+The engine uses only this protocol.  `substrate.machines.simulated` implements it with a virtual
+clock and a hardware profile, `substrate.machines.local` with this computer's wall clock.
 
-    submit   an operation that is needed: runs on its lane as soon as what it waits for has ended
-    load     the same for a transfer of an expert
-    prefetch the same for transfers that may be of use: in their lane's idle time; can be cancelled
-    finish   a prefetch that has begun is needed now: what is left of it goes like a load
-    wait     the control thread stands still until an operation has ended
-    elapse   the control thread itself works (decisions, launches)
+    submit   run a needed operation on its lane as soon as its dependencies have ended
+    load     transfer a needed expert
+    prefetch queue transfers of experts for a lane's idle time; they can be cancelled
+    finish   a prefetch that has begun is needed now: transfer the rest like a load
+    wait     block the control thread until an operation has ended
+    elapse   charge the control thread for decisions
 
 Two rules settle every tie: a needed operation goes before a prefetch that could start at the same
 instant, and operations of one kind go in the order of submission.
@@ -25,9 +25,9 @@ Work = Callable[..., Any]
 
 
 class Lane(StrEnum):
-    """A resource that does one thing at a time."""
+    """A resource that runs one operation at a time."""
 
-    # Enum's own hash is a Python function; lanes and kinds are dictionary keys in the inner loop.
+    # str's hash is faster than Enum's: lanes and kinds are dictionary keys in the inner loop.
     __hash__ = str.__hash__
 
     DEVICE = "device"
@@ -39,7 +39,7 @@ class Lane(StrEnum):
 
 
 class OpKind(StrEnum):
-    """What an operation does; the cost model has one rule for each."""
+    """The kind of an operation; the cost model has one rule for each."""
 
     __hash__ = str.__hash__
 
@@ -54,17 +54,17 @@ class OpKind(StrEnum):
     LOAD = "load"  # an expert's record, host to device
     READ = "read"  # an expert's record, disk to host
     WRITE_BACK = "write_back"  # an evicted expert's record, device to host
-    STREAM = "stream"  # a layer's common weights, or the head, host to device
+    STREAM = "stream"  # a layer's non-expert weights, or the head, host to device
     RETURN = "return"  # activations, between host and device
 
 
-#: An enum's member is looked up by a Python function, and operations come by the thousand.
+#: An enum member as a global: an enum looks it up in a Python function, slow for each operation.
 _STREAM = OpKind.STREAM
 
 
 @dataclass(slots=True, init=False)
 class Op:
-    """An operation and the sizes that price it; never changed once it is made.
+    """An operation and the sizes by which it is priced; never changed after its creation.
 
     ``rows`` holds one count for each expert of an expert operation and for each gate of a
     prediction, else the pass's rows.
@@ -72,9 +72,9 @@ class Op:
     with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
     policy's own network's widths, input to output.  ``form`` is the form of the experts' records,
     ``chunk`` which of how many equal parts of a record a transfer moves; None is all of it.
-    ``queued`` says of a read that the disk had others to do when it was asked for.
-    ``sizes`` is all that its price depends on: the experts of a layer cost alike, and so do layers,
-    but for their common weights (``STREAM``).
+    ``queued`` is true for a read that is submitted while the disk is busy with others.
+    ``sizes`` is all that its price depends on: all experts of a layer cost the same, and so do all
+    layers, except for their non-expert weights (``STREAM``).
     """
 
     kind: OpKind
@@ -89,7 +89,7 @@ class Op:
     queued: bool
     sizes: Hashable = field(repr=False, compare=False)
 
-    # Written out: what is generated would call a `__post_init__` for ``sizes``.
+    # Not generated: a generated one would need a call of `__post_init__` for ``sizes``.
     def __init__(
         self, kind: OpKind, layer: int, rows: tuple[int, ...] = (), experts: tuple[int, ...] = (),
         context: int = 0, pairs: int = 0, network: tuple[int, ...] = (), form: int = 0,
@@ -104,7 +104,7 @@ class Op:
 
 @lru_cache(maxsize=1 << 14)
 def _stand_in(sizes: Hashable) -> object:
-    """One object for equal sizes: its hash is its address, where a tuple's is computed anew."""
+    """Return one object for equal sizes, whose hash is its address; a tuple's hash is slow."""
     return object()
 
 
@@ -113,20 +113,20 @@ def op_of(
     kind: OpKind, layer: int, rows: tuple[int, ...], experts: tuple[int, ...] = (),
     form: int = 0, chunk: tuple[int, int] | None = None, queued: bool = False,
 ) -> Op:  # fmt: skip
-    """One object for operations that come again with every token."""
+    """Return a cached operation, for operations that every token repeats."""
     op = Op(kind, layer, rows, experts, form=form, chunk=chunk, queued=queued)
     op.sizes = _stand_in(op.sizes)
     return op
 
 
 class Span:
-    """An operation in time (ns).  ``end_ns`` is None until it is known.
+    """An operation with its start and end in ns; ``end_ns`` is None until it is known.
 
-    ``stall_ns`` is how long the lane stood idle before it, ``cause`` what it was waiting for;
-    ``late_ns`` is the other idle time, in which the control thread had not submitted it and was not
-    itself waiting for another lane.
+    ``stall_ns`` is the lane's idle time before it, ``cause`` what the lane waited for; ``late_ns``
+    is the other idle time, in which the control thread had not submitted it and was not itself
+    waiting for another lane.
     ``moved_bytes`` counts the weights that crossed its lane.
-    ``value`` is what its work returned; there is none before it ran, and none of a transfer.
+    ``value`` is its work's result; unset before the work ran, and for transfers.
     """
 
     value: Any
@@ -157,7 +157,7 @@ class Span:
 
     @property
     def duration_ns(self) -> int:
-        """End minus start; the span must have ended."""
+        """The span's end minus its start, in ns; the span must have ended."""
         if self.start_ns is None or self.end_ns is None:
             raise RuntimeError(f"{self.op.kind} on {self.lane} has not ended")
         return self.end_ns - self.start_ns
@@ -168,111 +168,110 @@ class Span:
 
 
 class TransferClient(Protocol):
-    """Allocates slots: the machine asks it when transfers start and tells it of their end.
+    """Allocates slots: the machine calls it when transfers start and end.
 
-    ``op`` is the transfer's own operation; it names one expert.  All is called while no other
-    thread can hold the machine's lock.
+    ``op`` is the transfer's operation, of one expert.  The caller holds the machine's lock.
     """
 
     def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
-        """Give a prefetch a slot; what its transfer must wait for, or None to drop it."""
+        """Claim a slot for a prefetch; return the spans to wait for, or None to drop it."""
 
     def under_way(self, op: Op, span: Span) -> None:
-        """The transfer has started; ``span`` ends when the record is complete."""
+        """Called when a transfer has started; ``span`` ends when the record is complete."""
 
     def arrived(self, op: Op, start_ns: int, end_ns: int) -> None:
-        """The record, under way since ``start_ns``, is complete in its slot from ``end_ns`` on."""
+        """Called when a record's transfer has its start and end: it is complete from ``end_ns``."""
 
     def slot_of(self, op: Op) -> int:
-        """The slot that the record goes to."""
+        """Return the slot that the record is copied to."""
 
 
 class HostMemory(Protocol):
-    """Expert records in host memory, where the others are on the disk.
+    """Host memory that caches expert records from the disk.
 
-    The machine asks it before an expert is copied to the device or computed on the host.  ``op``
-    names the expert.
+    The machine uses it before an expert is copied to the device or computed on the host.  ``op``
+    is an operation of that expert.
     """
 
     @property
     def capacity(self) -> int:
-        """Records at once."""
+        """The number of records that fit."""
 
     @property
     def spare(self) -> int:
-        """How many of them may be kept for good."""
+        """The number of records that may be kept for the whole run."""
 
     reads: int  #: uses for which the record was read
     hits: int  #: and those that found it
 
     def holds(self, op: Op) -> bool:
-        """Whether the record is there, or on its way."""
+        """Return whether the record is in host memory, or being read."""
 
     def find(self, op: Op) -> Span | None:
-        """Use a record that is there: the read that brings it; None if it was always there."""
+        """Use a record in host memory; return the read that loads it, or None if it was there."""
 
     def make_room(self) -> Span | None:
-        """Make room for one more; what a read into it must wait for, if anything."""
+        """Make room for one record; return the span that a read into it must wait for, or None."""
 
     def bring(self, op: Op, read: Span) -> None:
-        """The record is read into the room that was made."""
+        """Add a record that is read into the room that was made."""
 
     def used(self, op: Op, by: Span) -> None:
-        """An operation that reads the record was submitted."""
+        """Note a submitted operation as the last reader of its record."""
 
     def keep(self, op: Op) -> None:
-        """The record is there from before the run to its end."""
+        """Keep a record for the whole run."""
 
     def hold(self, op: Op) -> None:
-        """The record is to be copied in chunks: it stays until `used` names the last."""
+        """Protect a record that is copied in chunks, until `used` is called with the last one."""
 
     def place(self, op: Op) -> None:
-        """The record passes through before the run."""
+        """Add a record that is loaded before the run."""
 
 
 class Machine(Protocol):
-    """See the module's docstring."""
+    """A machine that runs operations on lanes; see the module's docstring."""
 
     @property
     def load_path(self) -> tuple[Lane, ...]:
-        """Lanes that an expert crosses on its way to the device, in order."""
+        """Lanes that an expert's transfer to the device occupies, in order."""
 
     @property
     def has_host_lane(self) -> bool:
-        """Whether the host can compute experts beside the device."""
+        """Whether the host can compute experts in parallel to the device."""
 
     @property
     def host_memory(self) -> HostMemory | None:
-        """Experts in host memory before the disk; None where there is no disk behind it."""
+        """Host memory as a cache of the disk; None where no expert is on the disk."""
 
     @property
     def decision_ns(self) -> int:
-        """What a layer's decisions cost the control thread; 0 where that is not known."""
+        """Control thread's time for a layer's decisions, in ns; 0 where not known."""
 
     @property
     def sync_ns(self) -> int:
-        """What reading a result back costs it beyond waiting; 0 where that is not known."""
+        """Control thread's time to read a result back, in ns; 0 where not known."""
 
     @property
     def lock(self) -> AbstractContextManager[Any, bool | None]:
-        """Held while memory or a policy's state is read or changed; reentrant."""
+        """Reentrant lock, held while memory or a policy's state is read or changed."""
 
     def now_ns(self) -> int:
-        """The control thread's clock."""
+        """Return the time of the control thread's clock, in ns."""
 
     def begin(self) -> None:
-        """A batch starts: the time that lanes stood idle before it is no stall."""
+        """Begin a batch: idle time of lanes before it is no stall."""
 
     def elapse(self, decisions: int) -> None:
-        """The control thread takes so many layers' decisions."""
+        """Charge the control thread for the decisions of so many layers."""
 
     def submit(
         self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
     ) -> Span:
-        """Run a needed operation; its ``value`` is what ``work(*args)`` returns."""
+        """Run a needed operation; its span's ``value`` is the result of ``work(*args)``."""
 
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
-        """Bring a needed expert whose slot is already claimed; the span ends when it is there."""
+        """Transfer a needed expert whose slot is claimed; return the span of the transfer."""
 
     def prefetch(
         self,
@@ -281,33 +280,33 @@ class Machine(Protocol):
         chunks: int = 1,
         since_ns: Sequence[int] = (),
     ) -> None:
-        """Queue transfers behind all needed ones, in place of those queued that have not begun.
+        """Queue transfers behind all needed ones, in place of queued ones that have not begun.
 
-        They cost the control thread nothing, a loader submits them.  Between the chunks of one,
-        needed loads go first.  They begin in their order, none before its ``since_ns``; now, if
-        that is later or not given.
+        They take no time of the control thread, because a loader submits them.  Needed loads are
+        copied between the chunks of one.  They begin in their order, none before its ``since_ns``;
+        now, if that is later or not given.
         """
 
     def cancel(self, layer: int) -> int:
-        """Drop prefetches for layers up to this one that have not begun; returns how many."""
+        """Drop prefetches for layers up to this one that have not begun; return how many."""
 
     def finish(self, op: Op) -> None:
-        """Bring the chunks that are left of a prefetch that has begun, as a needed load."""
+        """Transfer the remaining chunks of a prefetch that has begun, as a needed load."""
 
     def write_back(self, layer: int, expert: int, slot: int, since_ns: int, form: int = 0) -> Span:
-        """Copy an evicted expert's record in a slot back to the host, from ``since_ns`` on."""
+        """Copy an evicted expert's record from its slot to the host, from ``since_ns`` on."""
 
     def backlog_ns(self, lane: Lane) -> int:
-        """How long a lane will still be busy with what was submitted to it."""
+        """Return how long a lane will still be busy with submitted operations, in ns."""
 
     def wait(self, span: Span) -> None:
-        """Return when the span has ended."""
+        """Block the control thread until the span has ended."""
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
-        """Move an expert's record into a slot, where slots are real."""
+        """Copy an expert's record into a slot before the run, where slots are real memory."""
 
     def estimate_ns(self, op: Op, lane: Lane) -> int:
-        """What the operation costs before anything was measured."""
+        """Return an estimate of the operation's time on a lane, in ns."""
 
     def control_ns(self, op: Op, lane: Lane) -> int:
-        """What submitting it costs the control thread; 0 where that is not known."""
+        """Return the control thread's time to submit an operation, in ns; 0 if not known."""

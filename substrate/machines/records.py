@@ -1,8 +1,7 @@
-"""Where a machine on the wall clock finds experts: a file on a disk, or memory behind a link.
+"""Sources of experts' records for measured machines: a file on a disk, or memory behind a link.
 
-Both copy a record, or a part of one, into a slot and return when it is there; they let go of the
-interpreter's lock meanwhile.  Parts begin and end at multiples of `ALIGNMENT` bytes, because a disk
-that is read past the page cache demands it.
+Both copy a record, or a part of it, into a slot and return when the copy has ended; they release
+the GIL meanwhile.  Parts begin and end at multiples of `ALIGNMENT` bytes, for direct disk reads.
 """
 
 import mmap
@@ -31,21 +30,21 @@ from moebench.substrate.models.expert_store import (
 from moebench.substrate.models.formats import RecordFormat, StoredAs, format_of
 from moebench.substrate.models.shape import ModelShape
 
-#: Parts of a record that are read at the same time, and the least bytes of each.
+#: How many parts of a record are read at the same time, and the least bytes of a part.
 READS_IN_FLIGHT, LEAST_READ_BYTES = 4, 256 << 10
 
-#: A shorter sleep takes longer than asked; what is left is made up for by the next transfer.
+#: Shorter sleeps last longer than requested, so they are left out; the next transfer compensates.
 LEAST_SLEEP_S = 50e-6
 
 
 class Records(Protocol):
-    """Every routed expert's record, ready to be copied to the device.
+    """A source of every routed expert's record, for copies to the device.
 
     Attributes:
-        lane: what a copy occupies.
-        format: what a record holds.
+        lane: the lane that a copy occupies.
+        format: the format of a record.
         stride_bytes: a slot's size: a record, rounded up to `ALIGNMENT`.
-        notes: what a reader of the run's figures must know.
+        notes: sentences for the run's document.
     """
 
     lane: Lane
@@ -59,7 +58,7 @@ class Records(Protocol):
 
 
 def rows(count: int, stride_bytes: int, what: str) -> Tensor:
-    """Page-aligned memory ``[count, stride_bytes]`` of uint8, every page of it present.
+    """Allocate page-aligned, zeroed memory ``[count, stride_bytes]`` of uint8.
 
     Raises:
         BudgetError: this computer has less memory to spare.
@@ -78,7 +77,7 @@ def rows(count: int, stride_bytes: int, what: str) -> Tensor:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not say."""
+    """Return the bytes of memory available without swapping; None if not known."""
     try:
         with open("/proc/meminfo") as lines:
             (line,) = (line for line in lines if line.startswith("MemAvailable:"))
@@ -88,7 +87,7 @@ def available_bytes() -> int | None:
 
 
 class DiskRecords:
-    """Records of a file, read past the page cache where the file system can.
+    """Records in a file, read directly, past the page cache, if the file system allows it.
 
     Use as a context manager.
 
@@ -133,7 +132,7 @@ class DiskRecords:
         self._stack.close()
 
     def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
-        """Read a part of a record, in stripes at the same time.
+        """Read a part of a record, in several stripes at the same time.
 
         Raises:
             CheckpointError: the disk fails, or the file ends before the record does.
@@ -147,7 +146,7 @@ class DiskRecords:
         try:
             self._read(layer, expert, buffer[begin:end], begin)
         finally:
-            failures = [one.exception() for one in others]  # none may write when this returns
+            failures = [one.exception() for one in others]  # waits for all reads
         for failure in failures:
             if failure is not None:
                 raise failure
@@ -173,7 +172,7 @@ class DiskRecords:
 
 
 def _reads_directly(path: Path) -> bool:
-    """Whether the file system reads past the page cache."""
+    """Return whether the file system supports direct reads, past the page cache."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
@@ -190,24 +189,24 @@ def _reads_directly(path: Path) -> bool:
 class EmulatedLink:
     """A link of a given rate between two parts of this computer's memory.
 
-    A transfer copies for real, then sleeps until the rate allows its end.  A sleep ends late; a
-    transfer that follows at once is allowed to end so much earlier, so that the rate is kept.
+    A transfer copies its bytes, then sleeps until the rate allows its end.  Sleeps end late, so a
+    transfer that follows at once may end earlier by as much, which keeps the rate.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
-        #: When the last transfer should have ended, and how much later a sleep did.
+        #: When the last transfer should have ended, and how much later its sleep ended.
         self._due_s = self._overslept_s = 0.0
         self._lock = Lock()
 
     def carry(self, source: Tensor, target: Tensor) -> None:
-        """Copy memory of equal size."""
+        """Copy memory of equal size at the link's rate."""
         began_s = time.perf_counter()
         target.copy_(source)
         self.pace(target.nbytes, began_s)
 
     def pace(self, count_bytes: int, began_s: float) -> None:
-        """Sleep until so many bytes, under way since ``began_s``, can have crossed."""
+        """Sleep until the rate allows so many bytes since ``began_s``."""
         with self._lock:
             on_time_s = max(self._due_s, began_s - self._overslept_s)
             self._due_s = due_s = on_time_s + count_bytes / self.bytes_per_s
@@ -215,17 +214,17 @@ class EmulatedLink:
         if left_s > LEAST_SLEEP_S:
             time.sleep(left_s)
             self._overslept_s = max(0.0, time.perf_counter() - due_s)
-        else:  # what is still to be made up for
+        else:  # keep the part of the delay that is not compensated yet
             self._overslept_s = min(self._overslept_s, max(0.0, -left_s))
 
 
 class RecordsInMemory(ABC):
-    """Records in host memory, which the host computes with, too.
+    """Records in host memory, with which the host can also compute.
 
     Use as a context manager.
 
     Args:
-        stored_as: what experts are stored as.
+        stored_as: the dtype or quantised format of the records.
     """
 
     lane = Lane.H2D
@@ -243,14 +242,14 @@ class RecordsInMemory(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def row(self, layer: int, expert: int) -> Tensor:
-        """The record as bytes ``[stride]``."""
+        """Return an expert's record as bytes ``[stride]``."""
         return self._rows[(self._first[layer] + expert) % len(self._rows)]
 
     def on_host(self, layer: int, expert: int) -> Tensor:
-        """The record, in its format's elements."""
+        """Return an expert's record in its format's elements."""
         return self.row(layer, expert)[: self.format.record_bytes].view(self.format.dtype)
 
     @abstractmethod
@@ -259,14 +258,14 @@ class RecordsInMemory(ABC):
 
     @abstractmethod
     def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
-        """Copy a slot back: the bytes that host memory has already."""
+        """Copy a slot back onto the record; host memory has the same bytes already."""
 
 
 class MemoryRecords(RecordsInMemory):
-    """The same behind an emulated link.
+    """Records in host memory behind an emulated link.
 
     Args:
-        pinned: False copies each record to a staging buffer first, as a driver does with pageable
+        pinned: False copies each record to a staging buffer first, as a driver does from pageable
             memory.
     """
 
@@ -291,7 +290,7 @@ class MemoryRecords(RecordsInMemory):
         self.link.carry(source, slot[first:beyond])
 
     def stream(self, layer: int) -> int:
-        """Copy as many bytes as a layer's common weights, or (-1) the head's, take."""
+        """Copy and return as many bytes as a layer's non-expert weights, or the head's (-1)."""
         shape, size = self.shape, self.format.state_dtype.itemsize
         if self._buffers is None:
             params = max(map(shape.layer_common_params, range(shape.num_layers)))
@@ -304,15 +303,15 @@ class MemoryRecords(RecordsInMemory):
         return params * size
 
     def give_back(self, count: int) -> None:
-        """Outputs ``[count, H]`` cross the link; they are in the device's memory already."""
+        """Take the link's time for outputs ``[count, H]``, which share the device's memory."""
         size = count * self.shape.hidden_size * self.format.state_dtype.itemsize
         self._back.pace(size, time.perf_counter())
 
     def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
-        """Copy a slot back over the link: the bytes that host memory has already."""
+        """Copy a slot back over the link onto the record, which has the same bytes already."""
         self._back.carry(slot, self.row(layer, expert))
 
 
 def aligned(count_bytes: int, up: bool = False) -> int:
-    """The multiple of `ALIGNMENT` that is nearest below, or above."""
+    """Return the next multiple of `ALIGNMENT` below or, if ``up``, above a number of bytes."""
     return -(-count_bytes // ALIGNMENT) * ALIGNMENT if up else count_bytes // ALIGNMENT * ALIGNMENT

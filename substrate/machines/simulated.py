@@ -1,8 +1,8 @@
-"""A machine with a virtual clock: integer nanoseconds, the same spans on every run.
+"""A simulated machine with a virtual clock in integer ns, deterministic from run to run.
 
-Time is resolved when an operation is submitted: all that it waits for is known by then, so its
-start and end are too.  Only queued prefetches are left open, because they may still be overtaken or
-cancelled; they start when the clock passes the instant at which their lane had nothing else to do.
+An operation gets its start and end when it is submitted, because those of all its dependencies are
+known by then.  Only queued prefetches are left open, because they may still be overtaken or
+cancelled; they start when the clock passes the instant at which their lane became idle.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -24,20 +24,20 @@ from moebench.substrate.machines.protocol import (
 )
 from moebench.substrate.machines.timeline import Timeline, cause_of
 
-#: An enum's member is looked up by a Python function, and these come with every operation.
+#: Enum members as globals: an enum looks them up in a Python function, slow for each operation.
 _DEVICE, _HOST, _H2D, _DISK = Lane.DEVICE, Lane.HOST, Lane.H2D, Lane.DISK
 _EXPERT, _COMBINE, _PREDICT = OpKind.EXPERT, OpKind.COMBINE, OpKind.PREDICT
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A prefetch that goes in chunks and has begun.
+    """A prefetch in chunks that has begun.
 
     Attributes:
-        since_ns: when its turn came.
-        after: what its chunks wait for.
+        since_ns: the instant at which it began.
+        after: the spans that its chunks wait for.
         first: the read of its record, else the first chunk.
-        done: chunks so far.
+        done: the number of submitted chunks.
     """
 
     op: Op
@@ -50,11 +50,10 @@ class _Begun:
 
 
 class SimulatedMachine:
-    """The machine protocol on a cost model; see the module's docstring.
+    """The machine protocol on a cost model and a virtual clock; see the module's docstring.
 
     Args:
-        host_memory: experts in host memory, where the others are on the disk; None where all are in
-            host memory.
+        host_memory: the cache of experts that are on the disk; None if all are in host memory.
         parallel_reads: reads from the disk are submitted while others are under way; otherwise each
             when the one before has ended.
         overlap: False lets no operation start before the one submitted before it has ended.
@@ -82,13 +81,13 @@ class SimulatedMachine:
         if costs.synchronous:
             self.submit = self._submit_synchronous  # type: ignore[method-assign]
         self._lost_beside_copies = costs.lost_beside_copies
-        #: Without overlap, what was submitted last: all lanes are idle once it has ended.
+        #: Without overlap, the last submitted operation: all lanes are idle once it has ended.
         self._last: Span | None = None
         self._add = timeline.add
         if not overlap:
             self._place = self._place_last  # type: ignore
             self._add = self._add_last
-        #: Of the last expert on the host.
+        #: The layer of the last expert on the host.
         self._host_layer = -1
         self.load_path = (_DISK, _H2D) if host_memory is not None else (_H2D,)
         self.host_memory = host_memory
@@ -102,34 +101,34 @@ class SimulatedMachine:
         self._now = 0
         self._free = dict.fromkeys(Lane, 0)
         #: How long the device has been idle while the control thread waited for another lane, and
-        #: what for.
+        #: the cause of that wait.
         self._idle_in_wait, self._waited_for = 0, ""
         #: By lane and `Op.sizes`: first launch, whole submission, time on the lane.
         self._prices: dict[Lane, dict[Hashable, tuple[int, int, int]]] = {lane: {} for lane in Lane}
-        #: Prefetches that have not begun, each with the instant from which on it can; and what they
-        #: have in common: client and chunks.
+        #: Prefetches that have not begun, each with the instant from which it can begin; and the
+        #: client and number of chunks of all of them.
         self._queue: list[tuple[Op, int]] = []
         self._request: tuple[TransferClient, int]
-        #: The prefetch that goes in chunks and has begun.
+        #: The prefetch in chunks that has begun.
         self._begun: _Begun | None = None
 
     # ------------------------------------------------------------------ the control thread
 
     def now_ns(self) -> int:
-        """The control thread's clock."""
+        """Return the time of the control thread's virtual clock, in ns."""
         return self._now
 
     def begin(self) -> None:
-        """Nothing passes between two batches of virtual time."""
+        """Do nothing: no virtual time passes between batches."""
 
     def elapse(self, decisions: int) -> None:
-        """Let the control thread decide; lanes go on meanwhile."""
+        """Charge the control thread for decisions, while lanes continue."""
         self._now += decisions * self.decision_ns
         if self._queue or self._begun:
             self._start_queued()
 
     def wait(self, span: Span) -> None:
-        """Let the clock run to the span's end, and a little further to read its result."""
+        """Advance the clock to the span's end, plus the time to read its result."""
         end: int = span.end_ns  # type: ignore[assignment]
         if span.lane is not _DEVICE:
             idle = end - max(self._now, self._free[_DEVICE])
@@ -145,10 +144,10 @@ class SimulatedMachine:
     def submit(
         self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
     ) -> Span:
-        """Place an operation on its lane; ``work`` runs at once, its time is the profile's.
+        """Place an operation on its lane at the cost model's price; run its ``work`` at once.
 
-        Of an operation of many kernels the first runs as soon as it is launched, and the last
-        cannot end before it is.
+        An operation of many kernels begins when its first kernel is launched, and cannot end before
+        its last one is launched.
         """
         value = None if work is None else work(*args)
         price = self._prices[lane].get(op.sizes) or self._price(op, lane)
@@ -179,7 +178,7 @@ class SimulatedMachine:
     def _submit_synchronous(
         self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
     ) -> Span:
-        """The same where the control thread itself computes what is on the device."""
+        """Submit an operation where the control thread itself computes the device's operations."""
         lane = _DEVICE if op.kind is _PREDICT else lane
         span = SimulatedMachine.submit(self, op, lane, after, work, *args)
         if lane is _DEVICE:
@@ -189,7 +188,7 @@ class SimulatedMachine:
     def _host_expert(
         self, op: Op, since_ns: int, duration_ns: int, after: Sequence[Span], launched_ns: int
     ) -> Span:
-        """An expert on the host, once its record is in host memory."""
+        """Place an expert on the host, after the read of its record into host memory."""
         began = None
         if self.host_memory is not None:
             self._start_queued()
@@ -204,7 +203,7 @@ class SimulatedMachine:
         return span
 
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
-        """Bring a needed expert along the load path, ahead of every queued prefetch."""
+        """Transfer a needed expert along the load path, ahead of every queued prefetch."""
         self._now += self.costs.load_submit_ns
         if self._queue or self._begun:
             self._start_queued()
@@ -214,7 +213,7 @@ class SimulatedMachine:
         return span
 
     def _carry(self, op: Op, client: TransferClient, since_ns: int, after: Sequence[Span]) -> Span:
-        """One transfer in one piece."""
+        """Place the transfer of a record in one piece."""
         began = None
         if self.host_memory is not None:
             began, brought = self._read(op, since_ns, after)
@@ -230,13 +229,13 @@ class SimulatedMachine:
     def _read(
         self, op: Op, since_ns: int, after: Sequence[Span] = ()
     ) -> tuple[Span | None, tuple[Span, ...]]:
-        """Bring an expert's record into host memory, if it is not there.
+        """Read an expert's record into host memory, if it is not there.
 
-        A read that is asked for while another is under way costs no access of its own, and goes at
-        the rate that the disk reaches with several.
+        A read that is submitted during another one has no access latency of its own, and runs at
+        the rate that the disk reaches with several reads.
 
         Returns:
-            the read, if there is one, and what a use of the record must wait for.
+            the read, if there is one, and the spans that a use of the record must wait for.
         """
         memory = cast(HostMemory, self.host_memory)
         if memory.holds(op):
@@ -254,17 +253,17 @@ class SimulatedMachine:
         return span, (span,)
 
     def write_back(self, layer: int, expert: int, slot: int, since_ns: int, form: int = 0) -> Span:
-        """A record on its way back to the host."""
+        """Place the copy of a record back to the host."""
         op = op_of(OpKind.WRITE_BACK, layer, (), (expert,), form)
         duration, moved = self.costs.ns(op, Lane.D2H), self._records[form][1]
         return self._place(op, Lane.D2H, since_ns, duration, (), 0, moved)
 
     def backlog_ns(self, lane: Lane) -> int:
-        """Until when the lane is taken, from now."""
+        """Return the time until the lane is idle, in ns from now."""
         return max(0, self._free[lane] - self._now)
 
     def _price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
-        """Ask the cost model once for what comes again with every token."""
+        """Return and cache the cost model's price of an operation."""
         price = self._prices[lane][op.sizes] = self.costs.price(op, lane)
         return price
 
@@ -272,7 +271,7 @@ class SimulatedMachine:
         self, op: Op, lane: Lane, since_ns: int, duration_ns: int, after: Sequence[Span],
         not_before_ns: int = 0, moved_bytes: int = 0,
     ) -> Span:  # fmt: skip
-        """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
+        """Place an operation submitted at ``since_ns`` behind its lane's last; return its span."""
         start = free = self._free[lane]
         cause, late, behind = "", 0, 0
         if since_ns > free:
@@ -300,7 +299,7 @@ class SimulatedMachine:
         self, op: Op, lane: Lane, since_ns: int, duration_ns: int, after: Sequence[Span],
         *more: int,
     ) -> Span:  # fmt: skip
-        """The same behind the operation that was submitted before it."""
+        """Place an operation behind the one submitted before it, on any lane (no overlap)."""
         after = after if self._last is None else (*after, self._last)
         return SimulatedMachine._place(self, op, lane, since_ns, duration_ns, after, *more)
 
@@ -309,7 +308,7 @@ class SimulatedMachine:
         self.timeline.add(span)
 
     def _beside_copies(self, start_ns: int, alone_ns: int) -> int:
-        """How much longer the device takes for copies that are queued when it begins."""
+        """Return by how much copies queued at its start slow an operation of the device, in ns."""
         lost = self._lost_beside_copies
         return round(lost * min(alone_ns / (1 - lost), max(0, self._free[_H2D] - start_ns)))
 
@@ -322,7 +321,7 @@ class SimulatedMachine:
         chunks: int = 1,
         since_ns: Sequence[int] = (),
     ) -> None:
-        """Queue prefetches in place of those that have not begun by now."""
+        """Replace the queued prefetches that have not begun by now."""
         before, now = self._queue, self._now
         if since_ns:
             since = [max(now, ns) for ns in since_ns]
@@ -335,7 +334,7 @@ class SimulatedMachine:
         self._request = client, chunks
 
     def cancel(self, layer: int) -> int:
-        """Drop prefetches that have not begun by now."""
+        """Drop prefetches for layers up to this one that have not begun by now."""
         queued = self._queue
         if queued:
             self._queue = [entry for entry in queued if entry[0].layer > layer]
@@ -345,12 +344,12 @@ class SimulatedMachine:
         return len(queued) - len(self._queue)
 
     def finish(self, op: Op) -> None:
-        """Carry what is left of the prefetch that has begun, from now on."""
+        """Place the remaining chunks of the prefetch that has begun, from now on."""
         while self._begun is not None and self._begun.op == op:
             self._next_chunk(self._begun, self._now)
 
     def _start_queued(self) -> None:
-        """Start prefetches whose turn came before now; at now itself, needed work goes first."""
+        """Start prefetches whose lane became idle before now; needed operations go first at now."""
         while self._queue or self._begun is not None:
             begun, (client, chunks) = self._begun, self._request
             if begun is not None:
@@ -376,13 +375,13 @@ class SimulatedMachine:
                 self._begin(op, client, chunks, start, after)
 
     def _first_lane(self, op: Op) -> Lane:
-        """Where a transfer begins: on the link, if the record is in host memory."""
+        """Return a transfer's first lane: the link if host memory has the record, else the disk."""
         return _H2D if self.host_memory is None or self.host_memory.holds(op) else _DISK
 
     def _begin(
         self, op: Op, client: TransferClient, chunks: int, since_ns: int, after: Sequence[Span]
     ) -> None:
-        """A prefetch in chunks: its record is read at once, and crosses the link in parts."""
+        """Begin a prefetch in chunks: read its record at once; its chunks follow one by one."""
         began = None
         if self.host_memory is not None:
             began, brought = self._read(op, since_ns, after)
@@ -407,14 +406,14 @@ class SimulatedMachine:
             begun.client.arrived(op, begun.first.start_ns, span.end_ns)  # type: ignore[arg-type]
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
-        """Nothing moves: the mathematics reads the weights where they are."""
+        """Note the record in host memory; nothing is copied, as the decoder has all weights."""
         if self.host_memory is not None:
             self.host_memory.place(op_of(OpKind.LOAD, layer, (), (expert,)))
 
     def estimate_ns(self, op: Op, lane: Lane) -> int:
-        """The cost model's own figure."""
+        """Return the cost model's time of an operation on a lane, in ns."""
         return self.costs.ns(op, lane)
 
     def control_ns(self, op: Op, lane: Lane) -> int:
-        """The cost model's own figure."""
+        """Return the cost model's time of the control thread for an operation, in ns."""
         return self.costs.control_ns(op, lane)

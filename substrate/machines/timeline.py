@@ -1,4 +1,4 @@
-"""Spans become figures: busy time, stalls by cause, bytes, and a picture in time."""
+"""The timeline: sums of busy time, stalls by cause and bytes over spans, and kept spans."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,12 +12,12 @@ from moebench.substrate.terms import Phase
 _CAUSES = {OpKind.LOAD: "load", OpKind.READ: "load", OpKind.STREAM: "load", OpKind.RETURN: "host"}
 _LANE_NAMES = {lane: lane.value for lane in Lane}
 
-#: How many measured durations of each kind are kept.
+#: How many of the last durations of each kind are kept.
 COSTS_KEPT = 64
 
 
 def cause_of(span: Span) -> str:
-    """What a lane stands idle for that waits for the span."""
+    """Return the cause of a stall of a lane that waits for the span."""
     return _CAUSES.get(span.op.kind) or _LANE_NAMES[span.lane]
 
 
@@ -27,16 +27,16 @@ def _recent() -> "deque[float]":
 
 @dataclass(slots=True)
 class Costs:
-    """What the last operations took on this machine, in ns, oldest first, whatever their form.
+    """Times of the last operations on this machine, in ns, oldest first, in any form.
 
-    Each list starts with one estimate, so that the first decision has something to go by.
+    Each list starts with one estimate, for the first decision.
 
     Attributes:
-        load_ns: a needed expert's transfer, all of its load path.
-        host_ns, host_ns_per_row: an expert on the host, from the read of its record on if it came
-            from the disk, and that over its rows.
-        host_first: whether it was the first on the host of its layer.
-        device_ns: an expert on the device; of several in one operation, its share.
+        load_ns: a needed expert's transfer along the whole load path.
+        host_ns, host_ns_per_row: an expert on the host, including the read of its record from the
+            disk; and that time over its rows.
+        host_first: whether that expert was the first on the host in its layer.
+        device_ns: an expert on the device; the mean of several in one operation.
     """
 
     load_ns: "deque[float]" = field(default_factory=_recent)
@@ -46,7 +46,7 @@ class Costs:
     device_ns: "deque[float]" = field(default_factory=_recent)
 
     def estimate(self, machine: Machine) -> None:
-        """Begin with what the machine says of operations that it has not run."""
+        """Add the machine's estimates, before any operation has run."""
         one = Op(OpKind.EXPERT, 0, rows=(1,), experts=(0,))
         *before, link = machine.load_path
         read_ns = sum(machine.estimate_ns(Op(OpKind.READ, 0), lane) for lane in before)
@@ -56,24 +56,24 @@ class Costs:
             self.on_host(read_ns + machine.estimate_ns(one, Lane.HOST), 1)
 
     def on_host(self, took_ns: float, rows: int, first: bool = False) -> None:
-        """Keep what an expert took on the host."""
+        """Add the time of an expert on the host."""
         self.host_ns.append(took_ns)
         self.host_ns_per_row.append(took_ns / rows)
         self.host_first.append(first)
 
 
-#: What happens at an instant: a token is done; an expert loses its slot; a prefetch that has not
-#: begun is dropped, because its layer's gate is known or another request takes its place.
+#: Events at an instant: a token is done; an expert is evicted; a prefetch that has not begun is
+#: dropped, because its layer's gate is known or another request replaces it.
 NoteKind = Literal["token", "evict", "cancel"]
 
-#: Where each is drawn.
+#: The lane on which each event is drawn.
 _NOTED_ON: Mapping[NoteKind, Lane] = {
     "token": Lane.DEVICE, "evict": Lane.DEVICE, "cancel": Lane.H2D,
 }  # fmt: skip
 
 
 class Note(NamedTuple):
-    """Something that happened at an instant; a token has its number in place of an expert."""
+    """An event at an instant; for a token, ``expert`` is the token's number."""
 
     kind: NoteKind
     at_ns: int
@@ -82,7 +82,7 @@ class Note(NamedTuple):
 
 
 class Totals:
-    """Sums of one phase: busy time and transfers by lane, the device's idle time by cause."""
+    """Sums over one phase: busy time and bytes by lane, the device's idle time by cause."""
 
     def __init__(self) -> None:
         self.busy_ns: dict[Lane, int] = dict.fromkeys(Lane, 0)
@@ -91,7 +91,7 @@ class Totals:
 
 
 class Timeline:
-    """Adds up every span of a run; keeps the spans themselves only where a picture needs them.
+    """Adds up every span of a run, and keeps the spans of an excerpt or of the whole run.
 
     Args:
         keep_all: keep every span (for `--timeline`); otherwise only those of a `window`.
@@ -106,14 +106,14 @@ class Timeline:
         self._window: tuple[int, int] | None = None
         self._window_ends: list[int] = []
         self._keep_all = keep_all
-        #: Whether what happens now is kept.
+        #: Whether current spans and events are kept.
         self.keeping = keep_all
         self._uncounted: list[Span] = []
-        #: Takes a span whose end is known.  Hundreds come with a token: they are counted together.
+        #: Adds a span whose end is known.  A token has hundreds, which are counted together later.
         self.add: Callable[[Span], None] = self._uncounted.append
 
     def _count(self) -> None:
-        """Add up what has come since the last count: all of one phase, and kept or not."""
+        """Add up the spans since the last count, which are of one phase and all kept or not."""
         spans, totals = self._uncounted.copy(), self._totals
         del self._uncounted[: len(spans)]  # another thread may have added one meanwhile
         busy_ns, stall_ns, moved_bytes = totals.busy_ns, totals.stall_ns, totals.moved_bytes
@@ -135,42 +135,42 @@ class Timeline:
 
     @property
     def totals(self) -> Mapping[Phase, Totals]:
-        """The sums of each phase."""
+        """The sums over each phase."""
         self._count()
         return self._by_phase
 
     @property
     def spans(self) -> list[Span]:
-        """Those that were kept, in the order in which they were added."""
+        """The kept spans, in the order in which they were added."""
         self._count()
         return self._spans
 
     def begin(self, phase: Phase) -> None:
-        """Count what follows under a phase."""
+        """Count the following spans in a phase."""
         self._count()
         self._totals = self._by_phase[phase]
 
     def busy_ns(self, lane: Lane) -> int:
-        """Time that a lane worked, over both phases."""
+        """Return the busy time of a lane over both phases, in ns."""
         return sum(t.busy_ns[lane] for t in self.totals.values())
 
     def stall_ns(self) -> dict[str, int]:
-        """Time that the device stood idle by cause, over both phases."""
+        """Return the idle time of the device by cause over both phases, in ns."""
         causes = sorted({cause for t in self.totals.values() for cause in t.stall_ns})
         return {c: sum(t.stall_ns.get(c, 0) for t in self.totals.values()) for c in causes}
 
     def bytes_moved(self, lane: Lane) -> int:
-        """Bytes of weights that crossed a lane, over both phases."""
+        """Return the bytes of weights moved on a lane over both phases."""
         return sum(t.moved_bytes[lane] for t in self.totals.values())
 
     def window(self, tokens: tuple[int, int] | None) -> None:
-        """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""
+        """Keep the spans of these tokens of the next batch (first, last + 1); None is no token."""
         self._count()
         self._window = tokens
         self.keeping = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
 
     def token(self, index: int, at_ns: int) -> None:
-        """A token of the batch is done; what follows belongs to the next one."""
+        """Note the end of a token; the following spans are of the next one."""
         self._count()
         self.note("token", at_ns, expert=index + 1)
         if self._window is not None:
@@ -179,39 +179,39 @@ class Timeline:
                 self._window_ends.append(at_ns)
             self.keeping = self._keep_all or first <= index + 1 < beyond
 
-    # ------------------------------------------------------------------ pictures
+    # ------------------------------------------------------------------ excerpts
 
     def note(self, kind: NoteKind, at_ns: int, layer: int = -1, expert: int | None = None) -> None:
-        """Keep that something happened, where spans are kept; see `keeping`."""
+        """Keep an event, if spans are kept now (`keeping`)."""
         if self.keeping:
             self._notes.append(Note(kind, at_ns, layer, expert))
 
     def dropped(self, ops: Iterable[Op], at_ns: int) -> None:
-        """Note that these prefetches will not begin."""
+        """Keep the event that these prefetches were dropped."""
         if self.keeping:
             for op in ops:
                 self.note("cancel", at_ns, op.layer, op.experts[0])
 
     def picture(self) -> list[dict[str, Any]]:
-        """What ran and what happened during the window's last token; see `records`.
+        """Return the spans and events of the window's last token, as `records` does.
 
-        Times are from that token's start; what began before it is cut there.
-        Empty where no token of the window was reached, or it has no token before it.
+        Times count from that token's start, where earlier spans are cut.  Empty if no token of the
+        window was reached, or none precedes it.
         """
         if len(self._window_ends) < 2:
             return []
         return self._records(*self._window_ends[-2:])
 
     def records(self) -> list[dict[str, Any]]:
-        """All kept spans, then all notes, as plain records, in microseconds from the first of them.
+        """Return all kept spans, then all events, as dicts, in microseconds from the first.
 
-        A note has ``instant``, and its end is its start.
+        An event has ``instant``, and its end is its start.
         """
         times = [*(s.start_ns or 0 for s in self.spans), *(note.at_ns for note in self._notes)]
         return self._records(min(times) - 1, max(times) + 1, min(times)) if times else []
 
     def _records(self, after: int, until: int, origin: int | None = None) -> list[dict[str, Any]]:
-        """Spans that ran between two instants, and what happened after the first of them."""
+        """Return the spans and events between two instants as dicts."""
         zero = after if origin is None else origin
 
         def record(
