@@ -71,7 +71,7 @@ class Operations:
         return self._machine.submit(op, _DEVICE, (), self._model.attend, layer)
 
     def common(self, kind: OpKind, layer: int, rows: int, work: Work) -> Span:
-        """Submit a part of a layer that is no routed expert, such as the gate or shared experts."""
+        """Submit a part of a layer other than routed experts, such as its gate."""
         op = _LAYER_OPS[kind, layer, rows]
         return self._machine.submit(op, _DEVICE, (), work, layer)
 
@@ -205,7 +205,7 @@ class DividedOperations(Operations):
         return self.device(op, after, self._model.head)
 
     def common(self, kind: OpKind, layer: int, rows: int, work: Work) -> Span:
-        """Submit a part of a layer that is no routed expert, on the host or the device."""
+        """Submit a part of a layer other than routed experts, on the host or the device."""
         return self._common(_LAYER_OPS[kind, layer, rows], work)
 
     def _common(self, op: Op, work: Work) -> Span:

@@ -99,7 +99,7 @@ class System:
 
     @property
     def alpha_in_use(self) -> float:
-        """α, or 0 where the routing has none."""
+        """The value of α that routing uses, or 0 if the routing has no α."""
         return self.alpha if self.has_alpha else 0.0
 
     @property

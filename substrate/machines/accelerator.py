@@ -25,7 +25,7 @@ class Event(Protocol):
 
 
 class Accelerator(Device, Protocol):
-    """A GPU.
+    """The operations of a GPU that a machine uses.
 
     Operations go to the calling thread's stream: `compute`, unless the thread is inside `on`.
     Only `record` and `follow` order operations of two streams.
@@ -46,7 +46,7 @@ class Accelerator(Device, Protocol):
         """Return the free and the total bytes of GPU memory."""
 
     def limit(self, count_bytes: int) -> None:
-        """Limit further allocations of this process to so many bytes."""
+        """Limit further allocations of this process to ``count_bytes``."""
 
     def allocate(self, count: int, stride_bytes: int) -> Tensor:
         """Allocate GPU memory ``[count, stride_bytes]`` of uint8.
@@ -137,7 +137,7 @@ class Cuda:
         return free, total
 
     def limit(self, count_bytes: int) -> None:
-        """Limit the allocations of torch's allocator to so many bytes."""
+        """Limit the memory of torch's allocator to ``count_bytes``."""
         _cuda.set_per_process_memory_fraction(min(1.0, count_bytes / self.memory()[1]))
 
     def allocate(self, count: int, stride_bytes: int) -> Tensor:

@@ -82,7 +82,7 @@ def shape_hash(shape: ModelShape) -> str:
 
 
 def interpolated(points: Sequence[Point], rows: int, pairs: int = 0) -> float:
-    """Return the time of an operation of so many rows, in ns, from measured points.
+    """Return the time of an operation of ``rows`` rows, in ns, from measured points.
 
     Points of equal rows form a line over pairs, which is extrapolated.
     """

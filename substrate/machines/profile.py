@@ -51,7 +51,7 @@ class Gpu(Inert):
     small_read_efficiency: Efficiency  #: reads below 20 MB
     tensor_bf16: Compute  #: with fp32 accumulation
     tensor_efficiency: Efficiency
-    idle_power: Power | None = None  #: None where nobody knows: then no energy is given
+    idle_power: Power | None = None  #: None if unknown: then energy is not reported
     full_power: Power | None = None
 
 
@@ -81,7 +81,7 @@ class Host(Inert):
     peak_fp32: Compute
     gemm_efficiency: Efficiency
     handoff: Time  #: giving one task to the host's threads
-    idle_power: Power | None = None  #: None where nobody knows: then no energy is given
+    idle_power: Power | None = None  #: None if unknown: then energy is not reported
     full_power: Power | None = None
 
 

@@ -260,10 +260,10 @@ class Machine(Protocol):
         """Return the time of the control thread's clock, in ns."""
 
     def begin(self) -> None:
-        """Begin a batch: idle time of lanes before it is no stall."""
+        """Begin a batch: idle time of lanes before it does not count as a stall."""
 
     def elapse(self, decisions: int) -> None:
-        """Charge the control thread for the decisions of so many layers."""
+        """Charge the control thread for the decisions of ``decisions`` layers."""
 
     def submit(
         self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-#: Where a number comes from: ``measured`` on this very part (the source says by whom),
+#: Where a number comes from: ``measured`` on this very part (the source names the author),
 #: ``calibrated`` (fitted on this machine), ``datasheet`` (vendor or paper), or ``estimate``
 #: (everything else, measurements of a similar part included).
 Badge = Literal["measured", "calibrated", "datasheet", "estimate"]

@@ -206,7 +206,7 @@ class EmulatedLink:
         self.pace(target.nbytes, began_s)
 
     def pace(self, count_bytes: int, began_s: float) -> None:
-        """Sleep until the rate allows so many bytes since ``began_s``."""
+        """Sleep until the rate allows ``count_bytes`` since ``began_s``."""
         with self._lock:
             on_time_s = max(self._due_s, began_s - self._overslept_s)
             self._due_s = due_s = on_time_s + count_bytes / self.bytes_per_s
