@@ -190,7 +190,7 @@ class Meter:
             self.reason, self.counters = f"a counter could not be read: {error}", ()
 
     def figures(self, tokens: int) -> dict[str, Any]:
-        """Return the energy figures of a document's ``metrics``, for a number of generated tokens."""
+        """Return the energy figures of a document's ``metrics``; ``tokens`` were generated."""
         return figures(self.joules, self.source, self.reason, tokens)
 
 

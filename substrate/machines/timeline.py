@@ -164,7 +164,7 @@ class Timeline:
         return sum(t.moved_bytes[lane] for t in self.totals.values())
 
     def window(self, tokens: tuple[int, int] | None) -> None:
-        """Keep the spans of these tokens of the next batch (first, last + 1); None keeps no span."""
+        """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""
         self._count()
         self._window = tokens
         self.keeping = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
