@@ -42,13 +42,9 @@ def fetch(repo: str, out: Path, revision: str | None = None) -> Path:
         )
         read_shape(Path(config))
         snapshot_download(
-            repo,
-            revision=info.sha,
-            local_dir=out,
-            allow_patterns=list(WANTED),
-            ignore_patterns=list(UNWANTED),
-            endpoint=hub,
-        )
+            repo, revision=info.sha, local_dir=out, allow_patterns=list(WANTED),
+            ignore_patterns=list(UNWANTED), endpoint=hub,
+        )  # fmt: skip
     Checkpoint(out).close()
     return out
 

@@ -44,13 +44,9 @@ class Report(NamedTuple):
 
 
 def report(
-    runs: Sequence[Document],
-    views: Iterable[accuracy.View] = (),
-    failed: Sequence[Cell] = (),
-    reproduced: Sequence[PaperResult] = (),
-    brief: bool = False,
-    intervals: bool = False,
-) -> Report:
+    runs: Sequence[Document], views: Iterable[accuracy.View] = (), failed: Sequence[Cell] = (),
+    reproduced: Sequence[PaperResult] = (), brief: bool = False, intervals: bool = False,
+) -> Report:  # fmt: skip
     """Return the report: comparisons, accuracy, claims, evaluations, single runs and failures.
 
     Args:

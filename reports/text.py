@@ -41,12 +41,9 @@ class TextTable(NamedTuple):
 
 
 def text_table(
-    title: str,
-    headers: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    said: str = "",
+    title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], said: str = "",
     notes: Iterable[str] = (),
-) -> TextTable:
+) -> TextTable:  # fmt: skip
     """Return a table of one group without marks."""
     return TextTable(title, tuple(headers), (tuple(map(tuple, rows)),), said, {}, tuple(notes))
 

@@ -110,11 +110,9 @@ class Store:
         self.left_out: dict[str, str] = {}
 
     def put(
-        self,
-        document: dict[str, Any],
-        timeline: list[dict[str, Any]] | None = None,
+        self, document: dict[str, Any], timeline: list[dict[str, Any]] | None = None,
         cell: tuple[str, dict[str, Any]] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Store a run, replacing an earlier one of its id, and mark its cell as done.
 
         Args:

@@ -8,10 +8,9 @@ from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE, argument
 
 
 def show(
-    run: Annotated[str, argument("Run id, or its first characters.")],
-    store: STORE = DEFAULT_STORE,
+    run: Annotated[str, argument("Run id, or its first characters.")], store: STORE = DEFAULT_STORE,
     json: JSON = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show one stored run: results, spec, provenance, notes, and the command that repeats it."""
     from moebench.harness.run.repeat import repeat
     from moebench.reports.sections.run import figures

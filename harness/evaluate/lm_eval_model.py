@@ -43,10 +43,9 @@ class RespondingLM(TemplateLM):
     """
 
     def __init__(
-        self,
-        session: EvaluatedSession,
+        self, session: EvaluatedSession,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self._session, self._progress = session, progress
         self._responder = session.responder

@@ -18,13 +18,9 @@ from moebench.substrate.models.shape import ModelShape
 
 
 def profile_of(
-    measured: Measured,
-    record_bytes: int,
-    shape: ModelShape,
-    disk: dict[tuple[int, int], float],
-    error: float,
-    link_gb_s: float | None,
-) -> dict[str, Any]:
+    measured: Measured, record_bytes: int, shape: ModelShape, disk: dict[tuple[int, int], float],
+    error: float, link_gb_s: float | None,
+) -> dict[str, Any]:  # fmt: skip
     """Return the profile's mapping; roofline numbers follow from the measured operations.
 
     Args:

@@ -60,13 +60,9 @@ class SimulatedKind:
         if capacity.from_disk:
             records = HostRecords(capacity.host, costs.record_bytes, runtime.host_experts)
         machine = SimulatedMachine(
-            costs,
-            timeline,
-            records,
-            parallel_reads=runtime.parallel_reads,
-            overlap=runtime.overlap,
-            blocking_copies=runtime.blocking_copies,
-        )
+            costs, timeline, records, parallel_reads=runtime.parallel_reads,
+            overlap=runtime.overlap, blocking_copies=runtime.blocking_copies,
+        )  # fmt: skip
         fit, *more = slots_by_form(runtime.forms, costs.form_bytes, capacity.slots)
         slots = system.place.slots(shape, fit) or fit
         cache = ExpertCache(

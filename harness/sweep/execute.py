@@ -96,12 +96,9 @@ def processes_for(jobs: int | None) -> int:
 
 
 def run_all(
-    specs: Sequence[RunSpec],
-    data_dir: Path | None,
-    directory: Path,
-    jobs: int,
+    specs: Sequence[RunSpec], data_dir: Path | None, directory: Path, jobs: int,
     progress: Callable[[int, int], None],
-) -> list[Document]:
+) -> list[Document]:  # fmt: skip
     """Run specs, or take them from the store; return their documents in order.
 
     Args:

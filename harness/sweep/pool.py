@@ -53,10 +53,9 @@ class Workers(Protocol):
 
 
 def schedule(
-    jobs: Iterable[Job],
-    workers: Workers,
+    jobs: Iterable[Job], workers: Workers,
     started: Callable[[int, Job], None] = lambda worker, job: None,
-) -> Iterator[tuple[int, Job, Finished | Failed]]:
+) -> Iterator[tuple[int, Job, Finished | Failed]]:  # fmt: skip
     """Run cells on workers, and yield each cell once with its worker and outcome.
 
     Args:

@@ -85,10 +85,9 @@ class Comparisons(NamedTuple):
 
 
 def comparisons(
-    runs: Iterable[Document],
-    mixed: Collection[str] = (),
+    runs: Iterable[Document], mixed: Collection[str] = (),
     why_not: WhyNot = lambda run, system: None,
-) -> Comparisons:
+) -> Comparisons:  # fmt: skip
     """Return every table of these runs, sorted by group, main tables first.
 
     Args:

@@ -20,12 +20,9 @@ from moebench.substrate.files import write_text
 
 
 def write_csv(
-    runs: Sequence[Document],
-    report: Report,
-    directory: Path,
-    accuracy: Sequence[View] = (),
+    runs: Sequence[Document], report: Report, directory: Path, accuracy: Sequence[View] = (),
     failed: Sequence[Cell] = (),
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """Write ``runs.csv``, and files of comparisons, accuracy, evaluations and failures, if any.
 
     Returns:
@@ -63,23 +60,17 @@ def _runs(runs: Sequence[Document]) -> list[dict[str, Any]]:
 def _comparison(table: Comparison) -> list[dict[str, Any]]:
     """Return a row per system: the table's conditions, then each figure with its interval."""
     shared = {
-        "table": table.title,
-        **table.place._asdict(),
-        **table.common,
-        "apart": table.reason,
+        "table": table.title, **table.place._asdict(), **table.common, "apart": table.reason,
         "cells": len(table.cells),
-    }
+    }  # fmt: skip
     return [shared | _system(table, row) for row in table.rows]
 
 
 def _system(table: Comparison, row: Row) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "system": row.system,
-        "badge": row.badge,
-        "bound": row.reference,
-        "remarks": "; ".join(row.remarks),
-        "runs": " ".join(row.run_ids),
-    }
+        "system": row.system, "badge": row.badge, "bound": row.reference,
+        "remarks": "; ".join(row.remarks), "runs": " ".join(row.run_ids),
+    }  # fmt: skip
     for key in (metric.key for metric in shown("compare")):
         value = row.values.get(key)
         low, high = (value and value.interval) or (None, None)

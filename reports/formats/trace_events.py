@@ -17,11 +17,8 @@ Event = dict[str, Any]
 
 #: Lanes of each process.
 GROUPS = {
-    "device": ("device", "predict"),
-    "link": ("h2d", "d2h"),
-    "host": ("host",),
-    "disk": ("disk",),
-}
+    "device": ("device", "predict"), "link": ("h2d", "d2h"), "host": ("host",), "disk": ("disk",),
+}  # fmt: skip
 
 #: Names of threads whose lane's name is too short.
 THREADS = {"h2d": "h2d: host to device", "d2h": "d2h: device to host", "predict": "prediction"}

@@ -88,12 +88,9 @@ def render(contents: Contents, out: Path, source: str = "the store") -> None:
 def page(contents: Contents, source: str) -> str:
     """Return the page as one string; pure."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     whole = [run for run in contents.runs if "evaluation" in run or not lacks(run)]
     badges = {part for run in whole for part in badge_of(run).split(", ")}
     accuracy = list(map(sections.accuracy, range(len(contents.accuracy)), contents.accuracy))

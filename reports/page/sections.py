@@ -38,11 +38,9 @@ class Section(NamedTuple):
 
 
 def tables(
-    runs: Sequence[Document],
-    failed: Sequence[Cell],
-    results: Sequence[PaperResult],
+    runs: Sequence[Document], failed: Sequence[Cell], results: Sequence[PaperResult],
     components: Sequence[Mapping[str, Any]],
-) -> dict[str, Section]:
+) -> dict[str, Section]:  # fmt: skip
     """Return the sections that have rows, by name."""
     found = [
         Section(

@@ -57,12 +57,10 @@ class _Table(NamedTuple):
 
 
 def stills(
-    runs: Sequence[Document],
-    beside: Matrix,
-    accuracy: Sequence[View] = (),
+    runs: Sequence[Document], beside: Matrix, accuracy: Sequence[View] = (),
     curves: Mapping[str, Curve] | None = None,
     timelines: Mapping[str, list[dict[str, Any]]] | None = None,
-) -> list[Still]:
+) -> list[Still]:  # fmt: skip
     """Return every chart that has rows.
 
     Args:

@@ -84,12 +84,9 @@ def _name_series(plain: list[Plain], tables: Sequence[Comparison]) -> None:
 
 
 def _row(
-    row: Row,
-    rank: int,
-    by_id: Mapping[str, Document],
-    at: Mapping[str, int],
+    row: Row, rank: int, by_id: Mapping[str, Document], at: Mapping[str, int],
     often: Counter[tuple[Any, ...]],
-) -> Plain:
+) -> Plain:  # fmt: skip
     """Return a system's row; ``usual`` is the number of runs in its group that chose its α."""
     if row.missing:
         return {"system": row.system, "base": row.system, "rank": rank, "missing": row.missing}

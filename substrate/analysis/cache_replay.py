@@ -92,14 +92,9 @@ def topology(layers: int, experts: int, top_k: int) -> ModelShape:
 
 
 def replay(
-    policy: Eviction,
-    sequences: Sequence[Sequence[Step]],
-    shape: ModelShape,
-    slots: int,
-    scope: Scope = "layer",
-    *,
-    placed: Iterable[tuple[int, int]] = (),
-) -> Replayed:
+    policy: Eviction, sequences: Sequence[Sequence[Step]], shape: ModelShape, slots: int,
+    scope: Scope = "layer", *, placed: Iterable[tuple[int, int]] = (),
+) -> Replayed:  # fmt: skip
     """Replay the steps of sequences, one after the other, through one cache with a policy.
 
     Args:
@@ -249,12 +244,9 @@ def _steps(ids_TLK: np.ndarray, counting: Counting) -> list[Step]:
 
 
 def _of_statistics(
-    make: Callable[[], Eviction],
-    sequences: Sequence[RoutedSequence],
-    shape: ModelShape,
-    slots: int,
-    scope: Scope,
-) -> float:
+    make: Callable[[], Eviction], sequences: Sequence[RoutedSequence], shape: ModelShape,
+    slots: int, scope: Scope,
+) -> float:  # fmt: skip
     if scope != "layer":
         raise UsageError("--count statistics: has a cache a layer; leave --scope out")
     decoded = [s.ids_TLK[s.prefill :] for s in sequences]

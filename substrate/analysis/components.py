@@ -39,12 +39,9 @@ Unit = Literal["us", "ms", "KB", "MB", "1"]
 _UNITS: dict[Unit, float] = {"us": 1e3, "ms": 1e6, "KB": 1e3, "MB": 1e6, "1": 1.0}
 
 _TRANSFERS = {
-    OpKind.LOAD: Lane.H2D,
-    OpKind.STREAM: Lane.H2D,
-    OpKind.READ: Lane.DISK,
-    OpKind.WRITE_BACK: Lane.D2H,
-    OpKind.RETURN: Lane.D2H,
-}
+    OpKind.LOAD: Lane.H2D, OpKind.STREAM: Lane.H2D, OpKind.READ: Lane.DISK,
+    OpKind.WRITE_BACK: Lane.D2H, OpKind.RETURN: Lane.D2H,
+}  # fmt: skip
 
 
 class Operation(Inert):

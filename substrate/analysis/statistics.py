@@ -55,11 +55,9 @@ def concentration(popularity_LE: np.ndarray) -> dict[str, np.ndarray]:
     logs = np.log(popularity_LE, where=popularity_LE > 0, out=np.zeros_like(popularity_LE))
     entropy = -(popularity_LE * logs).sum(1) / np.log(e) if e > 1 else np.ones(len(popularity_LE))
     return {
-        "gini": gini,
-        "entropy": entropy,
-        "max_over_mean": ascending[:, -1] * e,
+        "gini": gini, "entropy": entropy, "max_over_mean": ascending[:, -1] * e,
         "min_over_mean": ascending[:, 0] * e,
-    }
+    }  # fmt: skip
 
 
 def concentration_within(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, float]:

@@ -102,13 +102,10 @@ class Engine:
     # ------------------------------------------------------------------ a batch of prompts
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
-        end: int | None = None,
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
+        forced: Sequence[Sequence[int]] = (), end: int | None = None,
         stop: Callable[[Sequence[list[int]]], bool] | None = None,
-    ) -> Generation:
+    ) -> Generation:  # fmt: skip
         """Prefill the prompts, then decode until each has ``new_tokens`` new tokens.
 
         Args:
@@ -120,13 +117,9 @@ class Engine:
             return self._generate(prompts, new_tokens, forced, end, stop)
 
     def _generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
-        forced: Sequence[Sequence[int]],
-        end: int | None,
-        stop: Callable[[Sequence[list[int]]], bool] | None,
-    ) -> Generation:
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, forced: Sequence[Sequence[int]],
+        end: int | None, stop: Callable[[Sequence[list[int]]], bool] | None,
+    ) -> Generation:  # fmt: skip
         self.model.begin(prompts, new_tokens, forced)
         self.machine.begin()
         self._lengths = [len(p) for p in prompts]

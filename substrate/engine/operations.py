@@ -169,13 +169,9 @@ class DividedOperations(Operations):
     """
 
     def __init__(
-        self,
-        model: Model,
-        machine: Machine,
-        evict: Eviction,
-        transfers: Transfers,
+        self, model: Model, machine: Machine, evict: Eviction, transfers: Transfers,
         homes: Sequence[Home],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(model, machine, evict)
         self._transfers, self._homes = transfers, homes
         #: How often this pass copies host non-expert weights to the device.

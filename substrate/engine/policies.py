@@ -73,12 +73,9 @@ class Policy(ABC):
         return {}
 
     def calibrate(
-        self,
-        sequences: Sequence[RoutedSequence],
-        shape: ModelShape,
-        artefacts: Path,
+        self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
         progress: Callable[[int, int], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Learn from the recorded routing of other texts than the run's own.
 
         Args:

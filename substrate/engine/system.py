@@ -85,12 +85,9 @@ class System:
     def policies(self) -> dict[str, Policy]:
         """The decisions by name, in the order in which the engine calls them."""
         return {
-            "place": self.place,
-            "route": self.route,
-            "assign": self.assign,
-            "prefetch": self.prefetch,
-            "evict": self.evict,
-        }
+            "place": self.place, "route": self.route, "assign": self.assign,
+            "prefetch": self.prefetch, "evict": self.evict,
+        }  # fmt: skip
 
     @property
     def has_alpha(self) -> bool:

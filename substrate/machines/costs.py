@@ -46,17 +46,10 @@ class CostModel:
     synchronous = False
 
     def __init__(
-        self,
-        profile: HardwareProfile,
-        shape: ModelShape,
-        precision: Precision,
-        *,
-        expert_precision: Precision | ExpertDtype | None = None,
-        pinned: bool | None = None,
-        module_hooks: bool = False,
-        fused_experts: bool = False,
-        forms: Sequence[Form] = (Form(),),
-    ) -> None:
+        self, profile: HardwareProfile, shape: ModelShape, precision: Precision, *,
+        expert_precision: Precision | ExpertDtype | None = None, pinned: bool | None = None,
+        module_hooks: bool = False, fused_experts: bool = False, forms: Sequence[Form] = (Form(),),
+    ) -> None:  # fmt: skip
         self.profile = profile
         self.shape = shape
         self.precision: Precision = precision

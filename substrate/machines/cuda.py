@@ -115,15 +115,9 @@ class CudaMachine(LocalMachine):
     """
 
     def __init__(
-        self,
-        records: CardRecords,
-        slots: int,
-        timeline: Timeline,
-        card: Accelerator,
-        *,
-        overlap: bool = True,
-        blocking_copies: bool = False,
-    ) -> None:
+        self, records: CardRecords, slots: int, timeline: Timeline, card: Accelerator, *,
+        overlap: bool = True, blocking_copies: bool = False,
+    ) -> None:  # fmt: skip
         self._card = card
         super().__init__(records, slots, timeline, overlap=overlap, blocking_copies=blocking_copies)
         self._clock = _Clock(card)

@@ -57,14 +57,9 @@ class Loader:
     """
 
     def __init__(
-        self,
-        records: Records,
-        rows: Tensor,
-        changed: threading.Condition,
-        ended: Callable[[Span, bool], None],
-        await_: Callable[[Span], None],
-        timed: Timed,
-    ) -> None:
+        self, records: Records, rows: Tensor, changed: threading.Condition,
+        ended: Callable[[Span, bool], None], await_: Callable[[Span], None], timed: Timed,
+    ) -> None:  # fmt: skip
         self._records, self._rows, self._changed = records, rows, changed
         self._ended, self._await, self._timed = ended, await_, timed
         self._record_bytes = records.format.record_bytes
@@ -178,11 +173,9 @@ class Loader:
 
 
 def start_thread(
-    name: str,
-    following: Callable[[], _T | None],
-    work: Callable[[_T], None],
+    name: str, following: Callable[[], _T | None], work: Callable[[_T], None],
     fail: Callable[[Exception], None],
-) -> threading.Thread:
+) -> threading.Thread:  # fmt: skip
     """Start a thread that processes items until ``following`` returns None or work fails."""
     threads = torch.get_num_threads()
 

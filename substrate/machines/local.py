@@ -63,14 +63,9 @@ class LocalMachine:
     decision_ns = sync_ns = 0
 
     def __init__(
-        self,
-        records: Records,
-        slots: int,
-        timeline: Timeline,
-        *,
-        overlap: bool = True,
+        self, records: Records, slots: int, timeline: Timeline, *, overlap: bool = True,
         blocking_copies: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.records, self.timeline = records, timeline
         self._overlap, self._blocking_copies = overlap, blocking_copies
         self.load_path = (records.lane,)
@@ -280,12 +275,9 @@ class LocalMachine:
         self.timeline.add(span)
 
     def prefetch(
-        self,
-        ops: Iterable[Op],
-        client: TransferClient,
-        chunks: int = 1,
+        self, ops: Iterable[Op], client: TransferClient, chunks: int = 1,
         since_ns: Sequence[int] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Queue prefetches in place of those that the loader has not begun.
 
         Predictions that they wait for have ended, as they run on the control thread.

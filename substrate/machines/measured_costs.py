@@ -11,13 +11,9 @@ from moebench.substrate.models.shape import ModelShape, Precision
 
 
 def cost_model(
-    profile: HardwareProfile,
-    shape: ModelShape,
-    precision: Precision,
-    *,
-    parallel_reads: bool = True,
-    **options: Any,
-) -> CostModel:
+    profile: HardwareProfile, shape: ModelShape, precision: Precision, *,
+    parallel_reads: bool = True, **options: Any,
+) -> CostModel:  # fmt: skip
     """Return a cost model by measured times if the profile has this model's, else by rooflines.
 
     Args:

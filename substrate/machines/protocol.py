@@ -136,16 +136,9 @@ class Span:
     )  # fmt: skip
 
     def __init__(
-        self,
-        op: Op,
-        lane: Lane,
-        start_ns: int | None = None,
-        end_ns: int | None = None,
-        stall_ns: int = 0,
-        cause: str = "",
-        late_ns: int = 0,
-        moved_bytes: int = 0,
-    ) -> None:
+        self, op: Op, lane: Lane, start_ns: int | None = None, end_ns: int | None = None,
+        stall_ns: int = 0, cause: str = "", late_ns: int = 0, moved_bytes: int = 0,
+    ) -> None:  # fmt: skip
         self.op = op
         self.lane = lane
         self.start_ns = start_ns
@@ -274,12 +267,9 @@ class Machine(Protocol):
         """Transfer a needed expert whose slot is claimed; return the span of the transfer."""
 
     def prefetch(
-        self,
-        ops: Iterable[Op],
-        client: TransferClient,
-        chunks: int = 1,
+        self, ops: Iterable[Op], client: TransferClient, chunks: int = 1,
         since_ns: Sequence[int] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Queue transfers behind all needed ones, in place of queued ones that have not begun.
 
         They take no time of the control thread, because a loader submits them.  Needed loads are

@@ -63,15 +63,9 @@ class SimulatedMachine:
     has_host_lane = True
 
     def __init__(
-        self,
-        costs: CostModel,
-        timeline: Timeline,
-        host_memory: HostMemory | None = None,
-        *,
-        parallel_reads: bool = True,
-        overlap: bool = True,
-        blocking_copies: bool = False,
-    ) -> None:
+        self, costs: CostModel, timeline: Timeline, host_memory: HostMemory | None = None, *,
+        parallel_reads: bool = True, overlap: bool = True, blocking_copies: bool = False,
+    ) -> None:  # fmt: skip
         self.costs = costs
         self.timeline = timeline
         self._measured = timeline.costs
@@ -315,12 +309,9 @@ class SimulatedMachine:
     # ------------------------------------------------------------------ prefetches
 
     def prefetch(
-        self,
-        ops: Iterable[Op],
-        client: TransferClient,
-        chunks: int = 1,
+        self, ops: Iterable[Op], client: TransferClient, chunks: int = 1,
         since_ns: Sequence[int] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Replace the queued prefetches that have not begun by now."""
         before, now = self._queue, self._now
         if since_ns:

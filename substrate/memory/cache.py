@@ -112,14 +112,9 @@ class ExpertCache:
     """
 
     def __init__(
-        self,
-        shape: ModelShape,
-        slots: int | Sequence[int],
-        scope: Scope,
-        tier: Tier,
-        record_bytes: int,
-        more: Sequence[tuple[int, int]] = (),
-    ) -> None:
+        self, shape: ModelShape, slots: int | Sequence[int], scope: Scope, tier: Tier,
+        record_bytes: int, more: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
         experts = shape.num_experts
         if isinstance(slots, int):
             slots = equal_pools(shape, slots, scope, tier)

@@ -21,12 +21,9 @@ class SlotExperts:
     """
 
     def __init__(
-        self,
-        cache: ExpertCache,
-        slots: Tensor,
-        on_host: Callable[[int, int], Tensor] | None = None,
-        made: RecordFormat | None = None,
-    ) -> None:
+        self, cache: ExpertCache, slots: Tensor,
+        on_host: Callable[[int, int], Tensor] | None = None, made: RecordFormat | None = None,
+    ) -> None:  # fmt: skip
         self._cache, self._slots, self._on_host = cache, slots, on_host
         self._format = made or FullPrecision(cache.shape, slots.dtype)
 

@@ -86,14 +86,10 @@ class GroupedQueryAttention:
         if self._sinks is not None:
             return self._attend_with_sinks(self._sinks, queries, keys, values, mask)
         out = F.scaled_dot_product_attention(
-            queries.transpose(0, 1)[None],
-            keys,
-            values,
-            attn_mask=mask,
-            is_causal=mask is None and len(queries) > 1,
-            scale=self._scale,
+            queries.transpose(0, 1)[None], keys, values, attn_mask=mask,
+            is_causal=mask is None and len(queries) > 1, scale=self._scale,
             enable_gqa=self._grouped,
-        )
+        )  # fmt: skip
         return out.transpose(1, 2).reshape(len(queries), -1)
 
     def _attend_with_sinks(

@@ -198,12 +198,9 @@ def _qwen3_moe(c: Config) -> dict[str, Any]:
     bias = c.get("attention_bias", False)
     every = range(c["num_hidden_layers"]) if c.get("use_sliding_window", False) else ()
     return {
-        **_qwen_moe(c),
-        **_sliding(c, every),
-        "qk_norm": "head",
-        "qkv_bias": bias,
+        **_qwen_moe(c), **_sliding(c, every), "qk_norm": "head", "qkv_bias": bias,
         "output_bias": bias,
-    }
+    }  # fmt: skip
 
 
 def _deepseek_v1(c: Config) -> dict[str, Any]:
@@ -274,11 +271,9 @@ def _mixtral(c: Config) -> dict[str, Any]:
 
 def _local_experts(c: Config) -> dict[str, Any]:
     return {
-        "num_experts": c["num_local_experts"],
-        "top_k": c["num_experts_per_tok"],
-        "expert_width": c["intermediate_size"],
-        "gate": GateKind.SOFTMAX_TOPK_RENORM,
-    }
+        "num_experts": c["num_local_experts"], "top_k": c["num_experts_per_tok"],
+        "expert_width": c["intermediate_size"], "gate": GateKind.SOFTMAX_TOPK_RENORM,
+    }  # fmt: skip
 
 
 def _phimoe(c: Config) -> dict[str, Any]:
@@ -373,15 +368,7 @@ def _llama4_text(c: Config) -> dict[str, Any]:
 
 
 READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "deepseek": _deepseek_v1,
-    "deepseek_v2": _deepseek_v2,
-    "glm4_moe": _glm4_moe,
-    "gpt_oss": _gpt_oss,
-    "llama4_text": _llama4_text,
-    "mixtral": _mixtral,
-    "olmoe": _olmoe,
-    "phimoe": _phimoe,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
-    "xverse": _xverse,
-}
+    "deepseek": _deepseek_v1, "deepseek_v2": _deepseek_v2, "glm4_moe": _glm4_moe,
+    "gpt_oss": _gpt_oss, "llama4_text": _llama4_text, "mixtral": _mixtral, "olmoe": _olmoe,
+    "phimoe": _phimoe, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe, "xverse": _xverse,
+}  # fmt: skip

@@ -43,15 +43,10 @@ class Decoder:
     """
 
     def __init__(
-        self,
-        shape: ModelShape,
-        common: Mapping[str, Tensor],
-        experts: Experts,
-        reuse_predictions: bool = False,
-        device: Device = CPU,
-        reads_state: bool = True,
+        self, shape: ModelShape, common: Mapping[str, Tensor], experts: Experts,
+        reuse_predictions: bool = False, device: Device = CPU, reads_state: bool = True,
         more: Sequence[Experts] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         if shape.rope_type not in ROPE_TYPES:
             raise UsageError(
                 f"the decoder has no mathematics for rope_type {shape.rope_type}; "
@@ -73,11 +68,9 @@ class Decoder:
     # ------------------------------------------------------------------ one batch, one pass
 
     def begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Allocate the KV cache of a batch; prompts may differ in length."""
         s = self.shape
         if not prompts:

@@ -281,12 +281,9 @@ def _write_manifest(
 ) -> None:
     content = hashlib.sha256("".join([precision, *files.values(), *records]).encode())
     manifest = {
-        "source": identity,
-        "dtype": precision,
-        "content": content.hexdigest()[:16],
-        "files": files,
+        "source": identity, "dtype": precision, "content": content.hexdigest()[:16], "files": files,
         "records": records,
-    }
+    }  # fmt: skip
     partial = out / f"{MANIFEST}.partial"
     partial.write_text(json.dumps(manifest, indent=1) + "\n")
     partial.replace(out / MANIFEST)

@@ -20,12 +20,9 @@ class Norm:
     """
 
     def __init__(
-        self,
-        shape: ModelShape,
-        weight: Tensor,
-        bias: Tensor | None = None,
+        self, shape: ModelShape, weight: Tensor, bias: Tensor | None = None,
         eps: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._layer_norm = shape.norm == "layer" and bias is not None
         self._eps = eps = shape.norm_eps if eps is None else eps
         self._weight, self._bias = weight, bias

@@ -141,12 +141,9 @@ def expert_tensors(
         for ours in PROJECTIONS:
             fused, out = ("down_proj", h) if ours == "down" else ("gate_up_proj", 2 * i)
             specs[f"{ours}.bias"] = TensorSpec(
-                f"{prefix}.{fused}_bias",
-                (h,) if ours == "down" else (i,),
-                (shape.num_experts, out),
-                expert,
-                rows=rows[ours],
-            )
+                f"{prefix}.{fused}_bias", (h,) if ours == "down" else (i,),
+                (shape.num_experts, out), expert, rows=rows[ours],
+            )  # fmt: skip
     return specs
 
 

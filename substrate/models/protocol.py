@@ -50,11 +50,9 @@ class Model(Protocol):
     shape: ModelShape
 
     def begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start a batch of prompts (token ids) that generate at most ``new_tokens`` tokens each.
 
         ``forced`` holds, for each sequence, tokens that replace the first ones that it chooses.

@@ -38,11 +38,9 @@ class RememberedPrefills:
         self.shape = decoder.shape
 
     def begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start a batch of prompts in the decoder."""
         self._key = tuple(tuple(prompt) for prompt in prompts)
         self._decoder.begin(prompts, new_tokens, forced)

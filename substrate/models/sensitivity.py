@@ -65,11 +65,9 @@ class DifferentiableDecoder(Decoder):
         return (effect_T / share_T).nan_to_num().square().mean()
 
     def begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start a batch of exactly one text."""
         if len(prompts) != 1:
             raise UsageError(f"{len(prompts)} texts at once: gradients are of one text at a time")

@@ -25,11 +25,9 @@ class SharedWork:
     """
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        remember: bool = False,
+        self, checkpoint: Checkpoint, remember: bool = False,
         expert_dtype: ExpertDtype | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.checkpoint, self._expert_dtype = checkpoint, expert_dtype
         with torch.inference_mode(False):  # Inference tensors have no gradients.
             self._common = checkpoint.common(torch.float32)

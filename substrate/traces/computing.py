@@ -25,11 +25,9 @@ class RoutedDecoder:
         return getattr(self._decoder, name)
 
     def begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start the next recorded batch in the trace and in the decoder."""
         self._recorded.begin(prompts, new_tokens, forced)
         self._decoder.begin(prompts, new_tokens)

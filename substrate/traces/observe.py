@@ -50,12 +50,9 @@ def margins(logits: Sequence[Tensor], lengths: Sequence[int]) -> np.ndarray:
 
 @torch.inference_mode()
 def read(
-    decoder: Decoder,
-    texts: Sequence[Sequence[int]],
-    prefill: int,
-    lookaheads: Sequence[Lookahead] = LOOKAHEADS,
-    states: bool = False,
-) -> list[RoutedSequence]:
+    decoder: Decoder, texts: Sequence[Sequence[int]], prefill: int,
+    lookaheads: Sequence[Lookahead] = LOOKAHEADS, states: bool = False,
+) -> list[RoutedSequence]:  # fmt: skip
     """Return a model's routing and predictions for texts, computed as one batch in one pass.
 
     The first ``prefill`` tokens of each text are its prompt.  A token's routing depends only on

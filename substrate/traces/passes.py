@@ -75,11 +75,9 @@ class Recorder:
         return getattr(self._model, name)
 
     def begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start a batch in the model and in the trace."""
         self._model.begin(prompts, new_tokens, forced)
         self._lengths = tuple(len(prompt) for prompt in prompts)
@@ -134,11 +132,9 @@ class TracedModel:
         self._gated = -1
 
     def begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start the next recorded batch; its tokens include those forced at recording."""
         self._batch, batch = next(self._batches, (0, None))
         if not batch or len(batch) < new_tokens:

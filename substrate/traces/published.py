@@ -134,12 +134,9 @@ def read_published(
         notes=notes,
     )
     found = {
-        "ids": ids,
-        "sequence": sequence,
-        "position": position,
-        "phase": phase,
+        "ids": ids, "sequence": sequence, "position": position, "phase": phase,
         "chosen": np.full(len(ids), -1),
-    }
+    }  # fmt: skip
     names = {"scores": "top_scores", "candidates": "candidates"}
     found |= {ours: arrays[theirs] for theirs, ours in names.items() if theirs in arrays}
     return Published(header, found, meta)

@@ -66,11 +66,9 @@ class TraceRecorder:
         return getattr(self._model, name)
 
     def begin(
-        self,
-        prompts: Sequence[Sequence[int]],
-        new_tokens: int,
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start a batch in the model, and number its sequences in the trace."""
         self._model.begin(prompts, new_tokens, forced)
         self._prompts = [list(prompt) for prompt in prompts]

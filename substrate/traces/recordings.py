@@ -207,11 +207,7 @@ def write_texts(model: str, chosen: Sequence[Text], seed: int, out: Path) -> Non
             predicted = predictions.of_scores(scores_TLE[prompt:, 1:], random)
             tokens = np.arange(len(rows))
             writer.append(
-                ids=recording.trace.ids_TLK[rows],
-                sequence=np.full(len(rows), number),
-                position=tokens,
-                phase=tokens >= prompt,
-                chosen=np.full(len(rows), -1),
-                scores=scores_TLE.astype(np.float16),
-                predicted=predicted.astype(np.float16),
-            )
+                ids=recording.trace.ids_TLK[rows], sequence=np.full(len(rows), number),
+                position=tokens, phase=tokens >= prompt, chosen=np.full(len(rows), -1),
+                scores=scores_TLE.astype(np.float16), predicted=predicted.astype(np.float16),
+            )  # fmt: skip

@@ -235,14 +235,9 @@ def synthesize(
             tokens = np.arange(len(ids))
             arrays = {} if predicted is None else {"predicted": predicted.astype(np.float16)}
             writer.append(
-                ids=ids,
-                sequence=np.full(len(ids), s),
-                position=tokens,
-                phase=tokens >= prompt,
-                chosen=np.full(len(ids), -1),
-                scores=scores.astype(np.float16),
-                **arrays,
-            )
+                ids=ids, sequence=np.full(len(ids), s), position=tokens, phase=tokens >= prompt,
+                chosen=np.full(len(ids), -1), scores=scores.astype(np.float16), **arrays,
+            )  # fmt: skip
             progress(s + 1, len(prompts))
 
 

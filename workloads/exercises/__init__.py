@@ -26,12 +26,9 @@ Split = Literal["train", "test"]
 
 #: The function of each family that draws one exercise.
 FAMILIES: dict[str, Callable[[random.Random], Exercise]] = {
-    "equations": equations.draw,
-    "inflection": inflection.draw,
-    "facts": facts.draw,
-    "passages": passages.draw,
-    "arithmetic": arithmetic.draw,
-}
+    "equations": equations.draw, "inflection": inflection.draw, "facts": facts.draw,
+    "passages": passages.draw, "arithmetic": arithmetic.draw,
+}  # fmt: skip
 
 
 def exercises(family: str, split: Split, seed: int = 0) -> Iterator[Example]:

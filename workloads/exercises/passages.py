@@ -34,8 +34,6 @@ def draw(rng: random.Random) -> Exercise:
         asked, solution = f"Where is {person}?", ""
     question = f"Notes: {', '.join(notes)}. Later: {', '.join(moves)}. {asked}"
     return Exercise(
-        question=question,
-        answer=where[person],
-        solution=f"{solution}{person} {where[person]}.",
+        question=question, answer=where[person], solution=f"{solution}{person} {where[person]}.",
         key=question,
-    )
+    )  # fmt: skip
