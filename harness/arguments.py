@@ -25,8 +25,7 @@ def find_data_dir(given: Path | None) -> Path | None:
 def given_of(typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return typed run options, parsed, as keyword arguments of `harness.run.rules.resolve`.
 
-    Raises:
-        UsageError: a value does not match its option's unit or kind.
+    Raises UsageError: a value does not match its option's unit or kind.
     """
     parsers = {"GiB": parse_gib, "GB/s": parse_rate}
     given = {}
@@ -89,8 +88,7 @@ def require_file(option: str, file: Path, folder_exists: bool = False) -> None:
     Args:
         folder_exists: also refuse a file whose folder does not exist.
 
-    Raises:
-        InputError: ``file`` is a folder, or its folder cannot be written.
+    Raises InputError: ``file`` is a folder, or its folder cannot be written.
     """
     if file.is_dir():
         raise InputError(f"{option} {file}: this is a folder; give a file in it")
@@ -104,8 +102,7 @@ def require_file(option: str, file: Path, folder_exists: bool = False) -> None:
 def require_folder(option: str, folder: Path, typed: str = "") -> None:
     """Refuse a folder that cannot be created or written.
 
-    Raises:
-        InputError: the path or a parent is a file, or permission is missing.
+    Raises InputError: the path or a parent is a file, or permission is missing.
     """
     typed = typed or str(folder)
     nearest = next(p for p in (folder, *folder.absolute().parents) if os.path.exists(p))

@@ -24,8 +24,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Prepared:
     Args:
         data_dir: the folder of evaluation sets, if any.
 
-    Raises:
-        MoeBenchError: one line that says what, where and what is allowed.
+    Raises MoeBenchError: one line that says what, where and what is allowed.
     """
     return native.prepare(spec, data_dir) if spec.native else execute.prepare(spec, data_dir)
 
@@ -52,8 +51,7 @@ def run(
         progress: called with the batches done and to do.
         keep_timeline: keep every span, not only those of the report's excerpt.
 
-    Raises:
-        MoeBenchError: anything that the user can mend; nothing was stored.
+    Raises MoeBenchError: anything that the user can mend; nothing was stored.
     """
     if isinstance(session, native.NativeSession):
         return native.run(session, scratch, progress)
@@ -72,8 +70,7 @@ def keep(
         samples: the time of every token.
         cell: the id and spec for which the run was asked, if the store must know these.
 
-    Raises:
-        MoeBenchError: the store cannot be written.
+    Raises MoeBenchError: the store cannot be written.
     """
     with samples_of_run(store, document["run_id"], samples):
         store.put(document, picture, cell)

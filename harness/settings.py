@@ -55,8 +55,7 @@ def settings() -> dict[str, Setting]:
 def setting(name: str) -> Setting:
     """Return the setting of a name, ignoring case.
 
-    Raises:
-        UnknownNameError: no setting has this name.
+    Raises UnknownNameError: no setting has this name.
     """
     found = settings().get(name.upper())
     if found is None:
@@ -70,8 +69,7 @@ def few_shot_count(asked: str, name: str, setting_name: str | None) -> int:
     Args:
         asked: a number, or ``paper`` for the count in the setting's paper.
 
-    Raises:
-        UsageError: ``asked`` is invalid, or is ``paper`` without a setting.
+    Raises UsageError: ``asked`` is invalid, or is ``paper`` without a setting.
     """
     if asked == "paper":
         if setting_name is None:

@@ -142,8 +142,7 @@ def write_table(path: Path, rows: Iterable[AccuracyRow]) -> None:
 def row_from_run(document: Mapping[str, Any], *, generated: bool, category: str) -> AccuracyRow:
     """Return the table row of a run's document; the other arguments are not in the document.
 
-    Raises:
-        InputError: the run was not scored, has no α, or lacks another column's value.
+    Raises InputError: the run was not scored, has no α, or lacks another column's value.
     """
     values = {name: dig(document, path) for name, path in _PATHS.items()}
     values |= {"generated": generated, "category": category}
@@ -180,8 +179,7 @@ def items_path(table: Path) -> Path:
 def read_items(table: Path) -> dict[str, str]:
     """Read a table's right and wrong answers ("0110...") by run id; {} without such a file.
 
-    Raises:
-        InputError: a line is wrong, or a run is listed twice.
+    Raises InputError: a line is wrong, or a run is listed twice.
     """
     path = items_path(table)
     if not path.exists():
@@ -197,8 +195,7 @@ def read_items(table: Path) -> dict[str, str]:
 def write_items(table: Path, items: Mapping[str, str]) -> None:
     """Write a table's right and wrong answers by run id, atomically.
 
-    Raises:
-        InputError: it cannot be written.
+    Raises InputError: it cannot be written.
     """
     write_text(items_path(table), csv_text(list(ItemRow.model_fields), sorted(items.items())))
 

@@ -201,8 +201,7 @@ class PaperResult(_Part):
 def read(folder: Path = FOLDER) -> list[PaperResult]:
     """Read a folder's results by paper, in the order of `PAPERS`, without papers that have no file.
 
-    Raises:
-        InputError: a file is damaged.
+    Raises InputError: a file is damaged.
     """
     return [_read(file) for paper in PAPERS if (file := folder / f"{paper}.json").exists()]
 
@@ -210,8 +209,7 @@ def read(folder: Path = FOLDER) -> list[PaperResult]:
 def write(result: PaperResult, folder: Path) -> Path:
     """Write a paper's results to its file in a folder, replacing an earlier file.
 
-    Raises:
-        InputError: it cannot be written.
+    Raises InputError: it cannot be written.
     """
     file = folder / f"{result.paper}.json"
     write_text(file, result.model_dump_json(indent=1) + "\n")

@@ -93,8 +93,7 @@ def daop_table_6() -> list[DaopScore]:
 def workload_of(paper: Literal["smoe", "daop"], dataset: str) -> str:
     """Return the name of the workload that represents a paper's dataset.
 
-    Raises:
-        KeyError: the paper has no such dataset.
+    Raises KeyError: the paper has no such dataset.
     """
     rows = read_rows(FOLDER / "datasets.csv", _Dataset)
     return {(row.paper, row.dataset): row.workload for row in rows}[paper, dataset]

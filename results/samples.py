@@ -48,8 +48,7 @@ def samples_path(directory: Path, run_id: str) -> Path:
 def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) -> Path:
     """Write a run's samples to their Parquet file, atomically.
 
-    Raises:
-        InputError: the file cannot be written; what was there is left as it was.
+    Raises InputError: the file cannot be written; what was there is left as it was.
     """
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
@@ -82,8 +81,7 @@ def samples_of_run(store: Runs, run_id: str, samples: Sequence[TokenSample]) -> 
     If the body fails, the file is deleted: no samples remain without a run.  If Ctrl-C arrives
     after the run was stored, they remain.
 
-    Raises:
-        InputError: the file cannot be written.
+    Raises InputError: the file cannot be written.
     """
     file = samples_path(store.directory, run_id)
     known = file.exists()
@@ -100,8 +98,7 @@ def samples_of_run(store: Runs, run_id: str, samples: Sequence[TokenSample]) -> 
 def read_samples(directory: Path, run_id: str) -> list[TokenSample] | None:
     """Return a run's samples, or None if none were kept.
 
-    Raises:
-        InputError: the file is damaged.
+    Raises InputError: the file is damaged.
     """
     import pyarrow
     from pyarrow import parquet

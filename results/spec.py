@@ -289,8 +289,7 @@ TYPED_ONLY = {
 def options_of(spec: type[BaseModel]) -> dict[str, Option]:
     """Return the options of a pydantic model's fields by name, in the fields' order.
 
-    Raises:
-        TypeError: a field has no `Option`.
+    Raises TypeError: a field has no `Option`.
     """
     found = {}
     for name, field in spec.model_fields.items():

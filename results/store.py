@@ -62,8 +62,7 @@ def run_key(spec: dict[str, Any], **hashes: str) -> str:
 
     Pure: the order of keys does not matter, every value does.
 
-    Raises:
-        IntegrityError: a value that JSON cannot hold (NaN included).
+    Raises IntegrityError: a value that JSON cannot hold (NaN included).
     """
     text = _dump({"spec": spec, "hashes": hashes}, "spec", sort=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -120,8 +119,7 @@ class Store:
             timeline: span records of the timeline excerpt, times in microseconds.
             cell: the cell's id and resolved spec; None for those of the run.
 
-        Raises:
-            IntegrityError: the document is not plain JSON (NaN included) or lacks those keys.
+        Raises IntegrityError: the document is not plain JSON (NaN included) or lacks those keys.
         """
         row = _row(document, timeline)
         cell_id, spec = cell or (document["run_id"], document.get("spec", {}))
@@ -271,8 +269,7 @@ class Store:
     def _check(self, db: sqlite3.Connection) -> int:
         """Return the version of the store; 0 if it has no table yet.
 
-        Raises:
-            InputError: a newer moebench wrote it, or it is the database of another program.
+        Raises InputError: a newer moebench wrote it, or it is the database of another program.
         """
         # One read transaction: another process may be creating the table at this moment.
         db.execute("BEGIN")

@@ -27,8 +27,7 @@ def read_text(path: Path, error: Kind = InputError, hint: str = "") -> str:
     Args:
         hint: text about allowed files, which the message has after the reason.
 
-    Raises:
-        InputError: the file cannot be read, or is not UTF-8.
+    Raises InputError: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -41,8 +40,7 @@ def read_text(path: Path, error: Kind = InputError, hint: str = "") -> str:
 def read_json(path: Path, error: Kind = InputError) -> Any:
     """Read a JSON file; NaN and infinities as Python writes them are allowed.
 
-    Raises:
-        InputError: the file cannot be read, is no JSON, or has a key twice.
+    Raises InputError: the file cannot be read, is no JSON, or has a key twice.
     """
     text = read_text(path, error)
     with _as(error, f"{path}: not valid JSON"):
@@ -52,8 +50,7 @@ def read_json(path: Path, error: Kind = InputError) -> Any:
 def read_mapping(path: Path, error: Kind = InputError) -> dict[str, Any]:
     """Read a JSON file that must hold an object.
 
-    Raises:
-        InputError: as `read_json`, or the file does not hold an object.
+    Raises InputError: as `read_json`, or the file does not hold an object.
     """
     found = read_json(path, error)
     if not isinstance(found, dict):
@@ -64,8 +61,7 @@ def read_mapping(path: Path, error: Kind = InputError) -> dict[str, Any]:
 def read_yaml(path: Path, error: Kind = InputError, hint: str = "") -> Any:
     """Read a YAML file.
 
-    Raises:
-        InputError: the file cannot be read, is no YAML, or has a key twice.
+    Raises InputError: the file cannot be read, is no YAML, or has a key twice.
     """
     return parse_yaml(read_text(path, error, hint), f"{path}: not valid YAML", error, hint)
 
@@ -76,8 +72,7 @@ def parse_yaml(text: str, what: str, error: Kind = InputError, hint: str = "") -
     Args:
         what: beginning of the error message.
 
-    Raises:
-        InputError: the text is no YAML, or has a key twice.
+    Raises InputError: the text is no YAML, or has a key twice.
     """
     import yaml
 
@@ -122,8 +117,7 @@ def read_array(
         sha256: expected hash of the file.
         mapped: map the file into memory instead of reading it.
 
-    Raises:
-        InputError: the file cannot be read, holds no plain array, or has another hash.
+    Raises InputError: the file cannot be read, holds no plain array, or has another hash.
     """
     import numpy as np
 
@@ -141,8 +135,7 @@ def read_array(
 def read_arrays(path: Path, names: tuple[str, ...], error: Kind = InputError) -> dict[str, Any]:
     """Read the arrays of an ``.npz`` file that have one of the given names.
 
-    Raises:
-        InputError: the file cannot be read, or holds no plain arrays.
+    Raises InputError: the file cannot be read, or holds no plain arrays.
     """
     import numpy as np
 
@@ -203,8 +196,7 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` in one atomic step, and create its folder.
 
-    Raises:
-        InputError: the file cannot be written; an existing file is unchanged.
+    Raises InputError: the file cannot be written; an existing file is unchanged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -230,8 +222,7 @@ def whole(value: object, what: str, low: int, high: int, error: Kind = InputErro
     Args:
         what: the file and the field, for the message.
 
-    Raises:
-        InputError: the value is not; the message has the field, the value and the range.
+    Raises InputError: the value is not; the message has the field, the value and the range.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         _refuse(error, what, value, f"a whole number from {low} to {high}")

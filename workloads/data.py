@@ -81,8 +81,7 @@ def read_passages(path: Path, words: int) -> list[Example]:
 
     A passage is a prompt without an answer: the model predicts the passage's own tokens.
 
-    Raises:
-        InputError: the file cannot be read, is not UTF-8 or has fewer words.
+    Raises InputError: the file cannot be read, is not UTF-8 or has fewer words.
     """
     text = _text_of(path, "a file of plain text")
     spans = [found.span() for found in re.finditer(r"\S+", text)]

@@ -73,8 +73,7 @@ class Runs:
     def of(self, systems: Sequence[str], alphas: Sequence[float]) -> list[Document]:
         """Run every system, at every α if it has one; failures are left out, with the reason.
 
-        Raises:
-            UsageError, InputError: an invalid value.
+        Raises UsageError, InputError: an invalid value.
         """
         store, say = Store(self.directory), console.stderr().print
         finished = store.finished()  # report an unreadable store before cells are hashed
@@ -121,8 +120,7 @@ def advise(
 ) -> Advice:
     """Measure all systems, search the α of those that have one, and rank them.
 
-    Raises:
-        UsageError: the demand cannot be judged, or a name or value is invalid.
+    Raises UsageError: the demand cannot be judged, or a name or value is invalid.
     """
     documents = runs.of(systems, alphas)
     lossy = sorted({d["spec"]["system"] for d in documents if d["spec"]["alpha"] is not None})
@@ -232,8 +230,7 @@ def _floor(reference: Document) -> list[str]:
 def scoring_for(by: By, name: str | None) -> str | None:
     """Return the `scoring` option that a measure of loss needs; None for the default.
 
-    Raises:
-        UsageError: the workload has no score.
+    Raises UsageError: the workload has no score.
     """
     if by != "score":
         return None

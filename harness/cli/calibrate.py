@@ -124,8 +124,7 @@ def _measured(given: dict[str, Any]) -> tuple[Path, float | None]:
 def _checkpoint(weights: Path | None, model: str | None) -> Path:
     """Return the folder of the given checkpoint, or of the given model's scale model.
 
-    Raises:
-        UsageError: neither was given, or both.
+    Raises UsageError: neither was given, or both.
     """
     from moebench.substrate.models.catalogue import scale_names, scale_path
 
@@ -142,8 +141,7 @@ def _checkpoint(weights: Path | None, model: str | None) -> Path:
 def _options(systems: list[str], pairs: list[str]) -> dict[str, dict[str, str]]:
     """Return the options of each system, from ``system.key=value``.
 
-    Raises:
-        UnknownNameError, UsageError: no such system, or an option that names none of these.
+    Raises UnknownNameError, UsageError: no such system, or an option that names none of these.
     """
     from moebench.harness.arguments import parse_overrides
     from moebench.systems.registry import system_class

@@ -151,8 +151,7 @@ def _pairs(
 ) -> list[tuple["Document", "Document"]]:
     """Return pairs of runs under equal conditions, or the two given runs.
 
-    Raises:
-        UsageError: no two runs have equal conditions.
+    Raises UsageError: no two runs have equal conditions.
     """
     from moebench.reports.compare import pair
     from moebench.reports.compare.conditions import title_of

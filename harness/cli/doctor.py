@@ -195,8 +195,7 @@ def _check_systems(system: str, variant: str | None, jobs: int, json: bool) -> i
 def _subjects(system: str, variant: str | None) -> list[Subject]:
     """Return the systems and variants to check.
 
-    Raises:
-        UnknownNameError, UsageError: no such system or variant, or it cannot be imported.
+    Raises UnknownNameError, UsageError: no such system or variant, or it cannot be imported.
     """
     from typing import cast, get_args
 

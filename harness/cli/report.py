@@ -94,8 +94,7 @@ def _accuracy(table: Path | None, store: Path) -> list["View"]:
 def _claims(folder: Path | None, store: Path) -> list["PaperResult"]:
     """Read the claims of the given folder, or the store's, or the shipped ones.
 
-    Raises:
-        UsageError: the given folder holds no claims.
+    Raises UsageError: the given folder holds no claims.
     """
     from moebench.results.claims import PAPERS, read
 

@@ -11,8 +11,7 @@ from moebench.substrate.errors import UsageError
 def check_typed(arguments: list[str] | None) -> None:
     """Refuse an empty argument, which Python would read as the current folder.
 
-    Raises:
-        UsageError: names the option before it.
+    Raises UsageError: names the option before it.
     """
     typed = sys.argv[1:] if arguments is None else arguments
     for before, word in zip(["", *typed], typed, strict=False):

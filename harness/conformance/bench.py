@@ -72,8 +72,7 @@ class Bench:
     def session(self, name: str, variant: Variant, case: Case) -> EngineRun:
         """Return a system's run in a case, ready to start.
 
-        Raises:
-            NotChecked: the system does not exist for the case.
+        Raises NotChecked: the system does not exist for the case.
         """
         system = build(name, variant=variant)
         why_not = system.why_not(model_shape(case.model), case.batch)
@@ -103,8 +102,7 @@ class Bench:
     def run(self, name: str, variant: Variant, case: Case) -> Run:
         """Run a system in a case and record its slot events and deferred experts.
 
-        Raises:
-            NotChecked: the system does not exist for the case, or needs a larger device.
+        Raises NotChecked: the system does not exist for the case, or needs a larger device.
         """
         session = self.session(name, variant, case)
         watched: list[WatchedModel] = []

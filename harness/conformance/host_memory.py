@@ -18,8 +18,7 @@ def check_host_memory(spans: Sequence[Span], placed: Iterable[Expert], records: 
         placed: experts that were in host memory before the run, in order.
         records: number of records that fit at once.
 
-    Raises:
-        BrokenError: a condition does not hold.
+    Raises BrokenError: a condition does not hold.
     """
     _check_occupancy(spans, records)
     if all(span.op.chunk is None for span in spans):  # a record that is copied in chunks stays

@@ -65,8 +65,7 @@ def check_timeline(
         writes_back: whether victims are copied back.
         reads_unfinished: whether the system declares that it computes on unfinished copies.
 
-    Raises:
-        BrokenError: a condition does not hold.
+    Raises BrokenError: a condition does not hold.
     """
     check_lanes(spans)
     made = _Slots(spans, num_layers, num_experts, record_bytes, writes_back, reads_unfinished)
@@ -239,8 +238,7 @@ def check_order(
         homes: location of each layer's non-expert weights; none is the device.
         deferred: for each layer of each pass, in order, the experts that its sum does not need.
 
-    Raises:
-        BrokenError: an operation begins before its input is available.
+    Raises BrokenError: an operation begins before its input is available.
     """
     left = list(reversed(deferred))
     done = 0  # time at which the next part's input is known
@@ -296,8 +294,7 @@ def check_counts(
 ) -> None:
     """Check that every active expert was computed once, and on the lane that the counts state.
 
-    Raises:
-        BrokenError: the counts do not add up.
+    Raises BrokenError: the counts do not add up.
     """
     computed = dict.fromkeys(Lane, 0)
     returned = 0
@@ -323,8 +320,7 @@ def check_counts(
 def check_times(timeline: Timeline, generations: Sequence[Generation]) -> None:
     """Check that tokens end in order, and that the device's work and idle time fill the run.
 
-    Raises:
-        BrokenError: a condition does not hold.
+    Raises BrokenError: a condition does not hold.
     """
     now = 0
     for generation in generations:

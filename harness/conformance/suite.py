@@ -99,8 +99,7 @@ def check_system(
         progress: called with the cases done and to do.
         scratch: a folder for trained artefacts; None is one that is deleted with this process.
 
-    Raises:
-        UnknownNameError, UsageError: there is no such system, or it cannot be built.
+    Raises UnknownNameError, UsageError: there is no such system, or it cannot be built.
     """
     name = system if isinstance(system, str) else f"{system.__module__}:{system.__qualname__}"
     build(name, variant=variant)
@@ -173,8 +172,7 @@ def _line(error: Exception) -> str:
 def check_lengths(ran: Run) -> None:
     """Check that every sequence has its tokens, and that both phases used experts.
 
-    Raises:
-        BrokenError: they do not.
+    Raises BrokenError: they do not.
     """
     spec, counts = ran.session.spec, ran.stage.engine.tally.by_phase
     written = [len(tokens) for g in ran.generations for tokens in g.tokens]
@@ -188,8 +186,7 @@ def check_lengths(ran: Run) -> None:
 def check_invariants(ran: Run) -> None:
     """Check a run's lanes, slots, order, counts, times, memory and lower bound.
 
-    Raises:
-        BrokenError: an invariant does not hold.
+    Raises BrokenError: an invariant does not hold.
     """
     stage, engine = ran.stage, ran.stage.engine
     spans, system, cache = stage.timeline.spans, engine.system, engine.cache

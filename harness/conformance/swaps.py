@@ -33,8 +33,7 @@ def check_options(name: str, variant: Variant = "published") -> None:
 
     A value may be refused by an error that names the option.
 
-    Raises:
-        BrokenError: an option is not described, has no effect, or changes another one.
+    Raises BrokenError: an option is not described, has no effect, or changes another one.
     """
     plain = build(name, variant=variant)
     described = describe(plain)

@@ -95,8 +95,7 @@ def check(asked: Sequence[Questions]) -> None:
 
     MATH's answers must be compared without their typesetting, for which lm-eval needs sympy.
 
-    Raises:
-        UsageError: a workload cannot be scored.
+    Raises UsageError: a workload cannot be scored.
     """
     for questions in asked:
         chosen = questions.workload

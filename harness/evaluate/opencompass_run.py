@@ -54,8 +54,7 @@ def evaluate(
         folder: folder for data files and OpenCompass's results.
         progress: called with the number of answered batches and their total.
 
-    Raises:
-        MoeBenchError: OpenCompass's process failed; the error names its log file.
+    Raises MoeBenchError: OpenCompass's process failed; the error names its log file.
     """
     write_data(asked, folder / "data")
     log = folder / "opencompass.log"

@@ -14,8 +14,7 @@ OPENCOMPASS_FOLDER, OPENCOMPASS_VARIABLE = ".venv-opencompass", "MOEBENCH_OPENCO
 def require_lm_eval() -> str:
     """Return the version of the installed lm-eval.
 
-    Raises:
-        UsageError: lm-eval is not installed.
+    Raises UsageError: lm-eval is not installed.
     """
     try:
         return version("lm-eval")
@@ -34,8 +33,7 @@ def find_opencompass() -> Path | None:
 def require_opencompass() -> Path:
     """Return the Python interpreter of OpenCompass's environment, or fail if there is none.
 
-    Raises:
-        UsageError: OpenCompass has no environment.
+    Raises UsageError: OpenCompass has no environment.
     """
     found = find_opencompass()
     if found is None:

@@ -28,8 +28,7 @@ EVALUATORS = {
 def evaluator(name: str) -> Any:
     """Return the module of an evaluator.
 
-    Raises:
-        UnknownNameError: there is none of that name.
+    Raises UnknownNameError: there is none of that name.
     """
     if name not in EVALUATORS:
         raise UnknownNameError("evaluator", name, EVALUATORS)
@@ -83,8 +82,7 @@ def evaluate(
         keep: a folder for the evaluator's files, in place of one in ``scratch`` that is removed
             unless it fails.
 
-    Raises:
-        MoeBenchError: anything that the user can mend; nothing was stored.
+    Raises MoeBenchError: anything that the user can mend; nothing was stored.
     """
     module = evaluator(name)
     folder = keep or scratch / "evaluations" / session.run_id

@@ -71,8 +71,7 @@ class EvaluatedSession(ComputingSession):
 def resolve_evaluated(data_dir: Path | None, mode: str | None, **given: Any) -> RunSpec:
     """Resolve the options of `moebench run` to the spec of an evaluated run.
 
-    Raises:
-        UsageError: an option that makes no sense here; one line.
+    Raises UsageError: an option that makes no sense here; one line.
     """
     if mode not in (None, *MODES):
         raise UsageError(f"--mode {mode}: allowed: {', '.join(MODES)}")

@@ -42,8 +42,7 @@ def draw(
     Args:
         few_shot: a number, or ``paper`` for the count in the setting's paper.
 
-    Raises:
-        MoeBenchError: a name is unknown or given twice, or its data are missing.
+    Raises MoeBenchError: a name is unknown or given twice, or its data are missing.
     """
     if len(set(names)) != len(names) or not names:
         raise UsageError(f"--tasks {','.join(names)}: give each once, at least one")

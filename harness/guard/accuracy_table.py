@@ -41,8 +41,7 @@ def cells(
 ) -> list[RunSpec]:  # fmt: skip
     """Resolve a run for each workload, setting and α; ``given`` holds the options of all runs.
 
-    Raises:
-        UsageError: a workload has no reference answers.
+    Raises UsageError: a workload has no reference answers.
     """
     unscored = [name for name in workloads if not workload(name).scored]
     if unscored:

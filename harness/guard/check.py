@@ -74,8 +74,7 @@ class Guarded(NamedTuple):
 def own(file: Path, folder: Path, data_dir: Path | None) -> Guarded:
     """Return the cells of a sweep's file, named by their arguments of `moebench run`.
 
-    Raises:
-        MoeBenchError: the file is not a valid sweep, or the folder is the package's own.
+    Raises MoeBenchError: the file is not a valid sweep, or the folder is the package's own.
     """
     if folder.resolve().is_relative_to(REFERENCES.resolve().parents[1]):
         raise UsageError(f"--references {folder}: moebench's own; give a folder of your own")
@@ -147,8 +146,7 @@ def check_command(update: bool, jobs: int, as_json: bool, guarded: Guarded | Non
 def read_references(path: Path, update: str = UPDATE) -> dict[str, dict[str, Any]]:
     """Return the accepted cells; none if the file does not exist.
 
-    Raises:
-        InputError: the file was not written by `moebench check --update`.
+    Raises InputError: the file was not written by `moebench check --update`.
     """
     if not path.exists():
         return {}

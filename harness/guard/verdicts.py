@@ -183,8 +183,7 @@ class Question(NamedTuple):
 def questions(accuracy: Accuracy) -> list[Question]:
     """Return the examples of a cell.
 
-    Raises:
-        KeyError, TypeError, ValueError: the cell was not written by a run.
+    Raises KeyError, TypeError, ValueError: the cell was not written by a run.
     """
     columns = [accuracy["items"][name] for name in Question._fields]
     return [Question(*row) for row in zip(*columns, strict=True)]

@@ -64,8 +64,7 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
         link_gb_s: the emulated link's rate; None loads experts from disk to the device.
         scratch: a folder on the disk to measure.
 
-    Raises:
-        CheckpointError, BudgetError: the checkpoint cannot be read, or exceeds the memory.
+    Raises CheckpointError, BudgetError: the checkpoint cannot be read, or exceeds the memory.
     """
     torch.set_num_threads(1)
     disk = disk_rates(scratch)

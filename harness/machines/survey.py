@@ -188,8 +188,7 @@ def _json(text: str | None, key: str) -> Any:
 def draft(name: str, found: Survey) -> str:
     """Return a profile as commented YAML, with read numbers and estimates for the others.
 
-    Raises:
-        UsageError: the name is invalid or a machine of the catalogue has it.
+    Raises UsageError: the name is invalid or a machine of the catalogue has it.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9@._-]*", name) or name.endswith((".yaml", ".yml")):
         raise UsageError(

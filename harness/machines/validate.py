@@ -55,8 +55,7 @@ def validate(
 ) -> Document:
     """Run every system measured and simulated; return the table with its provenance.
 
-    Raises:
-        MoeBenchError: the profile, the checkpoint or an option cannot be.
+    Raises MoeBenchError: the profile, the checkpoint or an option cannot be.
     """
     profile = load_profile(str(request.profile))
     resident = replace(request, given={**request.given, **RESIDENT}, repeats=1)

@@ -89,8 +89,7 @@ class Limit:
     def apply(self) -> None:
         """Apply the limit, when the model is loaded.
 
-        Raises:
-            MoeBenchError: the process holds more memory, which the kernel cannot reclaim.
+        Raises MoeBenchError: the process holds more memory, which the kernel cannot reclaim.
         """
         total = self._libraries + self._size
         for tries_left in reversed(range(_TRIES)):

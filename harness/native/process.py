@@ -33,8 +33,7 @@ class NativeProcess:
         timeout_s: longest time without a message.
         limit: limit on the process's memory; None for no limit.
 
-    Raises:
-        MoeBenchError: the process failed, ended, or sent no message for too long.
+    Raises MoeBenchError: the process failed, ended, or sent no message for too long.
     """
 
     def __init__(

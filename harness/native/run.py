@@ -170,8 +170,7 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
     Args:
         scratch: where files are kept that are written from checkpoints, and its log.
 
-    Raises:
-        MoeBenchError: it failed; its process has ended.
+    Raises MoeBenchError: it failed; its process has ended.
     """
     started = time.monotonic()
     torch.set_num_threads(1)

@@ -123,8 +123,7 @@ class Runs(Sequence[Document]):
     def values(self, path: str) -> list[float]:
         """Return a figure of each run, read at a dotted path of its document.
 
-        Raises:
-            MissingEvidenceError: there is no run, or one lacks the figure.
+        Raises MissingEvidenceError: there is no run, or one lacks the figure.
         """
         if not len(self):
             raise MissingEvidenceError(f"no run has {path}")
@@ -223,8 +222,7 @@ class Evidence:
     def runs(self, *experiments: Experiment) -> Runs:
         """Return all runs of some experiments.
 
-        Raises:
-            MissingEvidenceError: a cell failed.
+        Raises MissingEvidenceError: a cell failed.
         """
         return Runs(run for experiment in experiments for run in self._runs(experiment))
 

@@ -79,8 +79,7 @@ def _sample(evidence: Evidence, dataset: str) -> PromptSet:
 def recorded(evidence: Evidence, model: str, *kinds: str) -> list[RoutedSequence]:
     """Return a model's recorded routing of some kinds of text, each cut where the text loops.
 
-    Raises:
-        MissingEvidenceError: there is no data folder, or it has no text of these kinds.
+    Raises MissingEvidenceError: there is no data folder, or it has no text of these kinds.
     """
     found = [
         RoutedSequence(one.trace.ids_TLK[rows[:end]].astype(int), prompt)

@@ -49,8 +49,7 @@ def spans(panels: Mapping[str, Iterable[Record]], first: int) -> list[dict[str, 
         panels: records of spans, by title.
         first: index of the first of the `LAYERS` layers that are shown.
 
-    Raises:
-        MissingEvidenceError: a panel has no span of these layers.
+    Raises MissingEvidenceError: a panel has no span of these layers.
     """
     rows = []
     for title, records in panels.items():

@@ -71,8 +71,7 @@ def learners(system: System) -> dict[str, Policy]:
 def source(spec: RunSpec) -> Workload:
     """Return the workload whose training split a run calibrates from.
 
-    Raises:
-        UsageError: the run's own workload has none, and no other was named.
+    Raises UsageError: the run's own workload has none, and no other was named.
     """
     if spec.calibrate_from is not None:
         return workload(spec.calibrate_from)
@@ -96,8 +95,7 @@ def wanted_texts(spec: RunSpec, system: System) -> int:
 def texts(spec: RunSpec, system: System, data_dir: Path | None) -> PromptSet:
     """Return the examples that a run calibrates from.
 
-    Raises:
-        InputError: ``--calibrate-texts`` asks for more than there are.
+    Raises InputError: ``--calibrate-texts`` asks for more than there are.
     """
     return load(
         source(spec), "train", wanted_texts(spec, system), spec.seed, data_dir,
@@ -147,8 +145,7 @@ def calibrate(
     Returns:
         by decision, where the routing came from and how the policy did; empty if none learns.
 
-    Raises:
-        UsageError: there is nothing to learn from.
+    Raises UsageError: there is nothing to learn from.
     """
     learnt = {}
     shown: Learnable | None = None
@@ -191,8 +188,7 @@ def recorded(policy: Policy, shape: ModelShape, decision: str) -> Learnable:
 def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> Learnable:
     """Return the last sequences of a replayed trace that the run itself does not replay.
 
-    Raises:
-        UsageError: there are none, or fewer than ``--calibrate-texts`` asks for.
+    Raises UsageError: there are none, or fewer than ``--calibrate-texts`` asks for.
     """
     rest = range(spec.prompts, len(trace.sequences))
     if rest and len(rest) < (spec.calibrate_texts or 0):

@@ -38,8 +38,7 @@ class ChatTemplate:
     def turn(self, question: str) -> str:
         """Return the formatted prompt up to the start of the model's answer.
 
-        Raises:
-            CheckpointError: the template cannot be rendered.
+        Raises CheckpointError: the template cannot be rendered.
         """
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -106,8 +105,7 @@ class Texts:
 def read_texts(folder: Path, plain: bool = False) -> Texts:
     """Read a folder's tokenizer, and its chat template unless ``plain``.
 
-    Raises:
-        CheckpointError: there is no tokenizer, or a file is broken.
+    Raises CheckpointError: there is no tokenizer, or a file is broken.
     """
     tokenizer = read_tokenizer(folder)
     config = _read(folder / "tokenizer_config.json")
@@ -118,8 +116,7 @@ def read_texts(folder: Path, plain: bool = False) -> Texts:
 def read_tokenizer(folder: Path) -> Tokenizer:
     """Read a folder's tokenizer.
 
-    Raises:
-        CheckpointError: it is missing or broken.
+    Raises CheckpointError: it is missing or broken.
     """
     file = folder / "tokenizer.json"
     if not file.exists():
@@ -233,8 +230,7 @@ def question_of(
 def prompts_of(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Question], Texts]:
     """Return the prompts of a run with their token ids, and the tokenizer.
 
-    Raises:
-        MoeBenchError: there are no such prompts, or no tokenizer.
+    Raises MoeBenchError: there are no such prompts, or no tokenizer.
     """
     texts = read_texts(weights_path(spec), spec.plain_prompts)
     return *questions_of(spec, data_dir, texts), texts
@@ -245,8 +241,7 @@ def questions_of(
 ) -> tuple[PromptSet, list[Question]]:
     """Draw a run's examples and return them with their token ids.
 
-    Raises:
-        InputError: there are no such examples.
+    Raises InputError: there are no such examples.
     """
     chosen = workload(spec.workload)
     sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
@@ -287,8 +282,7 @@ def check_questions(
 def weights_path(spec: RunSpec) -> Path:
     """Return the folder of a run's weights: the given one, or the scale model's.
 
-    Raises:
-        UsageError: none is given, and the model has no scale model.
+    Raises UsageError: none is given, and the model has no scale model.
     """
     if spec.weights is not None:
         return Path(spec.weights)

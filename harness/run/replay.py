@@ -55,8 +55,7 @@ class ReplaySession(Session):
     def __post_init__(self) -> None:
         """Check the trace against what the run needs.
 
-        Raises:
-            UsageError: another topology, or the trace lacks scores or predictions.
+        Raises UsageError: another topology, or the trace lacks scores or predictions.
         """
         check_topology(self.source.name, self.source.header, self.full)
         _check(self.spec, self.source, self.system)

@@ -59,8 +59,7 @@ class Source:
 def source_of(spec: RunSpec, data_dir: Path | None) -> Source:
     """Return the routing source of a replay.
 
-    Raises:
-        MoeBenchError: it cannot be had; one line.
+    Raises MoeBenchError: it cannot be had; one line.
     """
     if spec.trace is not None:
         return _given(spec.trace, spec.seed)

@@ -86,8 +86,7 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     A setting supplies model, machine, precision, experts on the device and lengths; what was given
     wins.
 
-    Raises:
-        UnknownNameError, UsageError: a name or value that cannot be; one line.
+    Raises UnknownNameError, UsageError: a name or value that cannot be; one line.
     """
     known = {key: value for key, value in given.items() if value is not None}
     draft = Draft(data_dir, known, dict(known))
@@ -161,8 +160,7 @@ def _refuse_without_effect(draft: Draft) -> None:
 def refuse(given: Mapping[str, Any], kind: Kind) -> None:
     """Refuse options that have no effect on a kind of run.
 
-    Raises:
-        UsageError: the first of them, and why it has none.
+    Raises UsageError: the first of them, and why it has none.
     """
     for name, option in OPTIONS.items():
         value = given.get(name)

@@ -79,8 +79,7 @@ class Prepared(ABC):
     def check_memory(self) -> None:
         """Refuse a run that does not fit into memory, if that is known before its stage is opened.
 
-        Raises:
-            BudgetError, UsageError: it does not fit.
+        Raises BudgetError, UsageError: it does not fit.
         """
 
     def close(self) -> None:
@@ -117,8 +116,7 @@ class Session(Prepared):
             scratch: the folder where such routing is kept.
             progress: called with the texts done and to do, where they must be generated.
 
-        Raises:
-            UsageError: there are no such texts.
+        Raises UsageError: there are no such texts.
         """
 
     @abstractmethod

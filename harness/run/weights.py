@@ -160,8 +160,7 @@ def open_weights(spec: RunSpec) -> OpenWeights:
 def computing_system(spec: RunSpec) -> System:
     """Build the system of a live run.
 
-    Raises:
-        UsageError: it decides by what comes next, which nobody knows here.
+    Raises UsageError: it decides by what comes next, which nobody knows here.
     """
     system = spec.make_system()
     if system.clairvoyant:
@@ -182,8 +181,7 @@ def under(
 ) -> tuple[System, dict[str, str]]:
     """Return the system and the hashes of another spec on the same weights and prompts.
 
-    Raises:
-        UsageError: the system decides by what comes next.
+    Raises UsageError: the system decides by what comes next.
     """
     system = computing_system(spec)
     shared = {k: v for k, v in hashes.items() if not k.startswith("calibration")}

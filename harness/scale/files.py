@@ -62,8 +62,7 @@ def write_in_place(file: Path, text: str) -> None:
 def writing(folder: Path) -> Iterator[None]:
     """Convert errors of writing into ``folder`` to an `InputError` of one line.
 
-    Raises:
-        InputError: the disk is full, the folder is not writable, ...
+    Raises InputError: the disk is full, the folder is not writable, ...
     """
     try:
         yield
@@ -166,8 +165,7 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 def read_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer of the scale model in a folder.
 
-    Raises:
-        CheckpointError: ``tokenizer.json`` is missing or broken.
+    Raises CheckpointError: ``tokenizer.json`` is missing or broken.
     """
     file = path / "tokenizer.json"
     if not file.exists():
@@ -181,8 +179,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 def read_training(path: Path) -> dict[str, Any]:
     """Return a model folder's ``training.json``, or ``{"recipe": None}`` if it has none.
 
-    Raises:
-        InputError: ``training.json`` is broken.
+    Raises InputError: ``training.json`` is broken.
     """
     file = path / "training.json"
     if not file.exists():

@@ -161,8 +161,7 @@ class Measured:
 def measure(data_dir: Path, progress: Callable[[int, int], None]) -> list[Measured]:
     """Return the measured statistics of every family's recordings in a data folder.
 
-    Raises:
-        InputError: a recording is missing or broken.
+    Raises InputError: a recording is missing or broken.
     """
     found = []
     for done, family in enumerate(FAMILIES, start=1):
@@ -228,8 +227,7 @@ def read_texts(folder: Path) -> Texts:
     shorter if the text is.  A whole window's first half counts as its prompt; a shorter window has
     the recorded prompt.
 
-    Raises:
-        InputError: the recording is missing or broken.
+    Raises InputError: the recording is missing or broken.
     """
     header, arrays, meta = read_published(folder)
     ends = {loop["sequence"]: loop["from_token"] for loop in meta.get("loops") or ()}
@@ -309,8 +307,7 @@ def _of_totals(folder: Path, noise: float) -> dict[str, dict[str, float]]:
     Args:
         noise: similarity of random windows, by which the similarity of these long texts is scaled.
 
-    Raises:
-        InputError: the file is missing or has another format.
+    Raises InputError: the file is missing or has another format.
     """
     file = folder / "popularity.json"
     try:

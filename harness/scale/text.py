@@ -40,8 +40,7 @@ class Document(NamedTuple):
 def real_documents(data_dir: Path, seed: int) -> list[Document]:
     """Return pieces of prose and question-answer pairs, shuffled, all with full loss weight.
 
-    Raises:
-        InputError: the folder lacks prose or one of ``TRAINING_SETS``, or a file is broken.
+    Raises InputError: the folder lacks prose or one of ``TRAINING_SETS``, or a file is broken.
     """
     corpus = data_dir / "corpus"
     prose = [path for path in sorted(corpus.glob("*.txt")) if path.name != HELD_OUT_TEXT]

@@ -64,8 +64,7 @@ class Start(NamedTuple):
     def read(cls, path: Path, shape: ModelShape) -> "Start":
         """Read the trained scale model in a folder.
 
-        Raises:
-            CheckpointError: a file is missing or broken, or the model has another shape.
+        Raises CheckpointError: a file is missing or broken, or the model has another shape.
         """
         checkpoint = Checkpoint(path)
         if checkpoint.shape != shape:

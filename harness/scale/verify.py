@@ -58,8 +58,7 @@ class ScaleModel:
     def open(cls, path: Path) -> "ScaleModel":
         """Load the scale model in a folder whose file hashes were checked.
 
-        Raises:
-            CheckpointError: a file or tensor is missing, truncated or has a wrong shape.
+        Raises CheckpointError: a file or tensor is missing, truncated or has a wrong shape.
         """
         checkpoint = Checkpoint(path)
         experts = ResidentExperts(checkpoint, torch.float32)

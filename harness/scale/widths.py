@@ -51,8 +51,7 @@ SCALE_WIDTHS: dict[str, dict[str, object]] = {
 def scale_config(name: str) -> dict[str, object]:
     """Return the original model's ``config.json`` with the scale model's widths.
 
-    Raises:
-        UnknownNameError: no scale model has this name.
+    Raises UnknownNameError: no scale model has this name.
     """
     if name not in SCALE_WIDTHS:
         raise UnknownNameError("scale model", name, SCALE_WIDTHS, "see: moebench models list")

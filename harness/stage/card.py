@@ -128,8 +128,7 @@ class CardKind:
 def _check(spec: RunSpec, memory: Memory) -> None:
     """Refuse precisions and locations of weights that the GPU path does not compute with.
 
-    Raises:
-        UsageError: the precision, expert data type or location is not supported.
+    Raises UsageError: the precision, expert data type or location is not supported.
     """
     if spec.precision not in DTYPES:
         raise UsageError(

@@ -45,8 +45,7 @@ class LocalKind:
     def offer(self, spec: RunSpec) -> Offer:
         """Return the memory of the setting's machine, or this computer's for a number of slots.
 
-        Raises:
-            UsageError: no option determines how many experts may be on the device.
+        Raises UsageError: no option determines how many experts may be on the device.
         """
         found = offer_of_setting(spec, raised=True)
         if found is not None:

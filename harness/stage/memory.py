@@ -150,8 +150,7 @@ def _homes(capacity: Capacity, full: ModelShape) -> list[str]:
 def check_common(shape: ModelShape, dtype: torch.dtype, precision: str) -> None:
     """Refuse non-expert weights that do not fit into this computer's memory.
 
-    Raises:
-        BudgetError: the weights exceed the free memory.
+    Raises BudgetError: the weights exceed the free memory.
     """
     size, free = shape.common_params * dtype.itemsize, available_bytes()
     if free is not None and size > free:

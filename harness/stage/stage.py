@@ -96,8 +96,7 @@ class StageKind(Protocol):
     def offer(self, spec: RunSpec) -> Offer:
         """Return the memory that the run may use.
 
-        Raises:
-            UsageError: the spec does not determine the amount.
+        Raises UsageError: the spec does not determine the amount.
         """
 
     def build(self, request: StageRequest, memory: Memory, stack: ExitStack) -> Stage:

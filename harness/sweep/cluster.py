@@ -35,8 +35,7 @@ PATIENCE_S = 10.0
 def connect(address: str) -> None:
     """Connect this process to a Ray cluster.
 
-    Raises:
-        InputError: no cluster can be reached at this address.
+    Raises InputError: no cluster can be reached at this address.
     """
     # Try the address first, since Ray itself waits for minutes before it gives up.
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -56,8 +55,7 @@ class RayWorkers:
         limit: maximum number of workers; None for one per CPU (or unit of the resource).
         local: whether cells measure times, so that each worker needs one unit of `LOCAL_RESOURCE`.
 
-    Raises:
-        UsageError: no node offers what the cells need.
+    Raises UsageError: no node offers what the cells need.
     """
 
     def __init__(

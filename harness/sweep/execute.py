@@ -44,8 +44,7 @@ def carry_out(jobs: Sequence[Job], store: Store, opened: Open, shown: Board) -> 
     Cells that measure this computer run after all others, and alone: another one beside them would
     slow them down.
 
-    Raises:
-        MoeBenchError: the store cannot be written; what was finished before is in it.
+    Raises MoeBenchError: the store cannot be written; what was finished before is in it.
     """
     for local in (False, True):
         chosen = [job for job in jobs if (job.spec.machine == "local") == local]
@@ -106,8 +105,7 @@ def run_all(
         jobs: processes; 0 runs everything in this one.
         progress: told of finished and of all runs.
 
-    Raises:
-        MoeBenchError: the first failure of a run; those that finished before are stored.
+    Raises MoeBenchError: the first failure of a run; those that finished before are stored.
     """
     store = Store(directory)
     cells = jobs_of(specs, data_dir)

@@ -66,8 +66,7 @@ def cells_from_file(
     Args:
         say: called once for each reason why cells are omitted.
 
-    Raises:
-        InputError, UsageError, UnknownNameError: the file is missing or has an invalid entry.
+    Raises InputError, UsageError, UnknownNameError: the file is missing or has an invalid entry.
     """
     file = path
     if not path.exists() and len(path.parts) == 1:
@@ -95,8 +94,7 @@ def expand(
     Args:
         progress: called with the number of expanded combinations and their total.
 
-    Raises:
-        UsageError, UnknownNameError: a key, name or value is invalid.
+    Raises UsageError, UnknownNameError: a key, name or value is invalid.
     """
     for key in plan:
         if key not in PARTS:

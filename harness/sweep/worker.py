@@ -73,8 +73,7 @@ class Opened:
     def session(self, spec: RunSpec) -> "Prepared":
         """Return the prepared session of a spec.
 
-        Raises:
-            MoeBenchError: as `prepare` does.
+        Raises MoeBenchError: as `prepare` does.
         """
         from moebench.harness.one_run import prepare
 

@@ -105,8 +105,7 @@ def compare(
         samples: the times of the first run's tokens and of the second's.
         mixed: conditions that may differ.
 
-    Raises:
-        UsageError: other conditions differ, or ``mixed`` names none of `NAMES`.
+    Raises UsageError: other conditions differ, or ``mixed`` names none of `NAMES`.
     """
     for name in mixed:
         if name not in NAMES:

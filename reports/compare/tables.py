@@ -94,8 +94,7 @@ def comparisons(
         mixed: conditions that may differ within a table.
         why_not: returns why a system is not applicable in a run's group, or None.
 
-    Raises:
-        UsageError: ``mixed`` names none of `NAMES`.
+    Raises UsageError: ``mixed`` names none of `NAMES`.
     """
     for name in mixed:
         if name not in NAMES:
@@ -234,8 +233,7 @@ def _usual(conditions: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def refuse_mixtures(tables: Iterable[Comparison], mixed: Collection[str] = ()) -> None:
     """Refuse runs that are not comparable.
 
-    Raises:
-        UsageError: some are not; the message names them, the condition and a remedy.
+    Raises UsageError: some are not; the message names them, the condition and a remedy.
     """
     for table in tables:
         for name, (own, other) in table.apart.items():

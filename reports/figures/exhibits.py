@@ -78,8 +78,7 @@ def lines(exhibit: Exhibit) -> list[list[str]]:
 def write(results: Iterable[PaperResult], folder: Path) -> list[Path]:
     """Write every figure as ``ID.svg`` and ``ID.pdf``, without tables.
 
-    Raises:
-        InputError: a file cannot be written.
+    Raises InputError: a file cannot be written.
     """
     import vl_convert  # its JavaScript takes a while to start
 

@@ -28,8 +28,7 @@ def write_csv(
     Returns:
         The files written.
 
-    Raises:
-        InputError: a file cannot be written.
+    Raises InputError: a file cannot be written.
     """
     files = {"runs.csv": _csv(_runs(runs))}
     if report.compared.tables:
@@ -89,8 +88,7 @@ def write_latex(report: Report, directory: Path) -> list[Path]:
     Returns:
         The files written.
 
-    Raises:
-        InputError: a file cannot be written.
+    Raises InputError: a file cannot be written.
     """
     files = {f"{name}.tex": latex.latex(table) for name, table in report.tables.items()}
     files["report.tex"] = latex.document(report.tables)

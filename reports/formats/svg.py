@@ -33,8 +33,7 @@ def write_figures(figures: Sequence[Still], directory: Path) -> list[Path]:
     Returns:
         The files written.
 
-    Raises:
-        InputError: a file cannot be written.
+    Raises InputError: a file cannot be written.
     """
     import vl_convert  # its JavaScript takes a while to start
 

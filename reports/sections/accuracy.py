@@ -159,8 +159,7 @@ class View(NamedTuple):
 def load(path: Path = ALPHA_TABLE) -> list[View]:
     """Read a table and its items, and return their views.
 
-    Raises:
-        InputError: the table is absent, or a file is damaged.
+    Raises InputError: the table is absent, or a file is damaged.
     """
     where = "shipped with moebench" if path == ALPHA_TABLE else str(path)
     return views(read_table(path), read_items(path), where)

@@ -33,8 +33,7 @@ def load(directory: Path, runs: Iterable[Document]) -> dict[str, Curve]:
         directory: the store's folder.
         runs: its run documents.
 
-    Raises:
-        InputError: a file of samples is damaged.
+    Raises InputError: a file of samples is damaged.
     """
     found = {}
     for run in runs:

@@ -14,8 +14,7 @@ from moebench.substrate.terms import RoutedSequence
 def score_skew(sequences: Sequence[RoutedSequence]) -> np.ndarray:
     """Return decoded tokens' mean gate score by rank ``[E]``, relative to rank 1 (SMoE, Fig. 4).
 
-    Raises:
-        UsageError: no sequence has scores of decoded tokens.
+    Raises UsageError: no sequence has scores of decoded tokens.
     """
     rows = [s.scores_TLE[s.prefill :] for s in sequences if s.scores_TLE is not None]
     if not sum(map(len, rows)):
@@ -32,8 +31,7 @@ def weight_by_rank(sequences: Sequence[RoutedSequence]) -> np.ndarray:
     Weights of a token and layer are its chosen experts' scores, normalised to sum to one.  Unlike
     `score_skew`, this needs no scores of experts that were not chosen.
 
-    Raises:
-        UsageError: no sequence has scores of decoded tokens.
+    Raises UsageError: no sequence has scores of decoded tokens.
     """
     rows = []
     for s in sequences:
@@ -58,8 +56,7 @@ def low_scores(
         the low-score experts' share of the decoded tokens' active experts, and their share of the
         active experts' scores, each ``[len(alphas)]``.
 
-    Raises:
-        UsageError: no sequence has scores of decoded tokens.
+    Raises UsageError: no sequence has scores of decoded tokens.
     """
     own, rival = [], []
     for s in sequences:

@@ -36,8 +36,7 @@ CACHE_SIZES = {"eighth": 1, "quarter": 2, "half": 4, "three_quarters": 6}
 def popularity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarray:
     """Return each expert's share of its layer's choices ``[L, E]`` (DuoServe, Eq. 2).
 
-    Raises:
-        UsageError: there is no token to count.
+    Raises UsageError: there is no token to count.
     """
     counts_LE = sum(_used(s.ids_TLK, num_experts).sum(0) for s in _any(sequences))
     return np.asarray(counts_LE / np.sum(counts_LE, axis=1, keepdims=True))
@@ -66,8 +65,7 @@ def concentration_within(sequences: Sequence[RoutedSequence], num_experts: int) 
     Both are means over layers, then over sequences, of prompt and decoded tokens.  Short sequences
     are more uneven than long ones: compare sequences of one length.
 
-    Raises:
-        UsageError: there is no token to count.
+    Raises UsageError: there is no token to count.
     """
     each = [concentration(popularity([s], num_experts)) for s in _any(sequences) if len(s.ids_TLK)]
     return {
@@ -106,8 +104,7 @@ def affinity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarra
 
     Rows of experts that were never chosen are zero; all others sum to one.
 
-    Raises:
-        UsageError: there is no token to count.
+    Raises UsageError: there is no token to count.
     """
     together = sum(_together(s.ids_TLK, num_experts) for s in _any(sequences))
     totals = np.sum(together, axis=2, keepdims=True)
@@ -319,8 +316,7 @@ def summary(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, 
 
     Cache sizes are those of ``CACHE_SIZES``, rounded down, at least one expert.
 
-    Raises:
-        UsageError: there is no token to count.
+    Raises UsageError: there is no token to count.
     """
     shares_LE = popularity(sequences, num_experts)
     top_k = sequences[0].ids_TLK.shape[2]

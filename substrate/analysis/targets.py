@@ -72,8 +72,7 @@ class Routing(BaseModel):
 def read_routing(file: Path = ROUTING) -> Routing:
     """Read the evidence for routing statistics from a file.
 
-    Raises:
-        InputError: the file cannot be read, or holds no evidence.
+    Raises InputError: the file cannot be read, or holds no evidence.
     """
     try:
         return Routing.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))

@@ -107,8 +107,7 @@ def rows_of(routed: Routed) -> dict[int, int]:
 def check(plan: Plan, active: Active, view: LayerView) -> None:
     """Check that a plan has every active expert once, and loads those that the device lacks.
 
-    Raises:
-        UsageError: the system's assignment returned an invalid plan.
+    Raises UsageError: the system's assignment returned an invalid plan.
     """
     device, host, deferred, load, again, _ = plan
     planned = [*device, *host, *deferred] if host or deferred else device
@@ -162,8 +161,7 @@ def _check_fetches(
 def check_form(form: int, forms: int) -> None:
     """Refuse a form that a system does not declare.
 
-    Raises:
-        UsageError: names the allowed ones.
+    Raises UsageError: names the allowed ones.
     """
     if not 0 <= form < forms:
         raise UsageError(f"form {form} of a record; allowed: 0 to {forms - 1} (`System.forms`)")

@@ -65,8 +65,7 @@ class Supports:
 def check_forms(forms: Sequence[Form]) -> None:
     """Check the forms of records that a system declares.
 
-    Raises:
-        UsageError: names the first that it cannot have.
+    Raises UsageError: names the first that it cannot have.
     """
     first, *more = forms or (None,)
     if first is None or not first.full:
@@ -84,8 +83,7 @@ def refuse(system: str, runtime: Runtime, supports: Supports) -> None:
     Args:
         system: its name, for the message.
 
-    Raises:
-        UsageError: names the first such attribute, its value and the allowed one.
+    Raises UsageError: names the first such attribute, its value and the allowed one.
     """
     for name, (allowed, why) in supports.only.items():
         given = getattr(runtime, name)

@@ -51,15 +51,13 @@ class Accelerator(Device, Protocol):
     def allocate(self, count: int, stride_bytes: int) -> Tensor:
         """Allocate GPU memory ``[count, stride_bytes]`` of uint8.
 
-        Raises:
-            BudgetError: the GPU has less memory.
+        Raises BudgetError: the GPU has less memory.
         """
 
     def pin(self, memory: Tensor) -> None:
         """Page-lock host memory, so that copies from it are asynchronous.
 
-        Raises:
-            BudgetError: the operating system allows less.
+        Raises BudgetError: the operating system allows less.
         """
 
     def unpin(self, memory: Tensor) -> None:
@@ -91,8 +89,7 @@ _cuda: Any = torch.cuda
 class Cuda:
     """The first CUDA device, through torch; see `Accelerator`.
 
-    Raises:
-        UsageError: torch finds no CUDA device.
+    Raises UsageError: torch finds no CUDA device.
     """
 
     def __init__(self) -> None:

@@ -110,8 +110,7 @@ class CudaMachine(LocalMachine):
         slots: how many experts fit on the GPU, in one allocation.
         overlap, blocking_copies: as of `LocalMachine`.
 
-    Raises:
-        BudgetError: the GPU has less memory; also raised at the end of the context.
+    Raises BudgetError: the GPU has less memory; also raised at the end of the context.
     """
 
     def __init__(

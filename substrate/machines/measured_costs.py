@@ -20,8 +20,7 @@ def cost_model(
         parallel_reads: `System.parallel_reads`: parts of a record are read at the same time.
         options: further arguments of `CostModel`.
 
-    Raises:
-        UsageError: experts are stored in another precision than when they were measured.
+    Raises UsageError: experts are stored in another precision than when they were measured.
     """
     if profile.measured is not None and profile.measured.shape == shape_hash(shape):
         stored_as = options.get("expert_precision")

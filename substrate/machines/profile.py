@@ -240,8 +240,7 @@ def is_file(machine: str) -> bool:
 def check_software(kind: str) -> None:
     """Refuse an unknown kind of software.
 
-    Raises:
-        UnknownNameError: with the kinds that there are.
+    Raises UnknownNameError: with the kinds that there are.
     """
     if kind not in software_names():
         raise UnknownNameError("software", kind, software_names())

@@ -60,8 +60,7 @@ class Records(Protocol):
 def rows(count: int, stride_bytes: int, what: str) -> Tensor:
     """Allocate page-aligned, zeroed memory ``[count, stride_bytes]`` of uint8.
 
-    Raises:
-        BudgetError: this computer has less memory to spare.
+    Raises BudgetError: this computer has less memory to spare.
     """
     size, free = count * stride_bytes, available_bytes()
     if free is not None and size > free:
@@ -134,8 +133,7 @@ class DiskRecords:
     def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
         """Read a part of a record, in several stripes at the same time.
 
-        Raises:
-            CheckpointError: the disk fails, or the file ends before the record does.
+        Raises CheckpointError: the disk fails, or the file ends before the record does.
         """
         buffer = memoryview(cast(Any, slot.numpy()))
         stripes = max(1, min(self._in_flight, (beyond - first) // LEAST_READ_BYTES))

@@ -57,8 +57,7 @@ def equal_pools(
     Args:
         least: slots that there must be; None is as many as a token uses experts of a layer.
 
-    Raises:
-        BudgetError: the experts that one token uses in one layer do not fit.
+    Raises BudgetError: the experts that one token uses in one layer do not fit.
     """
     layers = len(shape.moe_layers)
     slots = min(slots, layers * shape.num_experts)

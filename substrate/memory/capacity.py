@@ -182,8 +182,7 @@ class Request:
     def device(self) -> Tier:
         """Return the device's tier, with context and workspace reserved.
 
-        Raises:
-            BudgetError: it has less memory than is asked for.
+        Raises BudgetError: it has less memory than is asked for.
         """
         workspace, tier = self.room.reserved_bytes, Tier("device", self.room.device_bytes)
         if self.device_bytes is not None:
@@ -222,8 +221,7 @@ class Request:
     def chosen(self, budget: Budget) -> tuple[Home, ...]:
         """Return where each layer's non-expert weights are, and the head's if that is named.
 
-        Raises:
-            UsageError: there is not one known home for each layer, or the head's is not allowed.
+        Raises UsageError: there is not one known home for each layer, or the head's is not allowed.
         """
         layers, on_device = self.shape.num_layers, get_args(Home)[0]
         chosen = tuple(self.homes(budget)) if self.homes else (on_device,) * layers

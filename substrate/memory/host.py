@@ -31,8 +31,7 @@ class HostRecords:
         reads, hits: uses (transfers to the device, host computations) for which the record was read
             from the disk, and those that found it here.
 
-    Raises:
-        BudgetError: fewer than `READ_BUFFERS` records fit.
+    Raises BudgetError: fewer than `READ_BUFFERS` records fit.
     """
 
     def __init__(self, tier: Tier, record_bytes: int, most: int | None = None) -> None:
@@ -58,8 +57,7 @@ class HostRecords:
     def keep(self, op: Op) -> None:
         """Keep a record in host memory for the whole run.
 
-        Raises:
-            UsageError: too little room would be left for other records.
+        Raises UsageError: too little room would be left for other records.
         """
         if _key(op) in self._kept:
             return

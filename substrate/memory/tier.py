@@ -21,8 +21,7 @@ class Tier:
     def reserve(self, what: str, count_bytes: int) -> None:
         """Reserve bytes of the budget for a purpose.
 
-        Raises:
-            BudgetError: the budget does not hold them.
+        Raises BudgetError: the budget does not hold them.
         """
         if count_bytes > self.free_bytes:
             spent = ", ".join(f"{k} {v / 1e9:.4g} GB" for k, v in self._spent.items())

@@ -114,8 +114,7 @@ class Block:
     def weights_now(self) -> Tensor:
         """Return the weights ``[T, K]`` of this layer's sum, 0 for deferred experts.
 
-        Raises:
-            IntegrityError: an expert of the sum was never computed.
+        Raises IntegrityError: an expert of the sum was never computed.
         """
         self._check(self.places.keys() - self.deferred)
         if not self.deferred:
@@ -125,8 +124,7 @@ class Block:
     def late_sum(self) -> Tensor:
         """Return the weighted sum ``[T, H]`` of the deferred experts' outputs.
 
-        Raises:
-            IntegrityError: a deferred expert was never computed.
+        Raises IntegrityError: a deferred expert was never computed.
         """
         self._check(self.deferred)
         outputs_TKH = self.outputs.view(*self.weights.shape, -1)

@@ -94,8 +94,7 @@ def verify_target(path: Path) -> str:
 def check_topology(full: ModelShape, found: ModelShape, where: Path) -> None:
     """Check that a scale model differs from its original in widths, positions and vocabulary only.
 
-    Raises:
-        CheckpointError: the shapes differ in another field.
+    Raises CheckpointError: the shapes differ in another field.
     """
     wanted, has = ({**s.model_dump(), "shared": s.shared_width > 0} for s in (full, found))
     for field, value in wanted.items():
@@ -121,8 +120,7 @@ def manifest_file(folder: Path) -> Path:
 def read_manifest(folder: Path = SCALE) -> dict[str, Any]:
     """Return the manifest entries of a folder of scale models by name, empty without a manifest.
 
-    Raises:
-        InputError: the file is no manifest.
+    Raises InputError: the file is no manifest.
     """
     file = manifest_file(folder)
     if not file.exists():
@@ -142,8 +140,7 @@ def read_manifest(folder: Path = SCALE) -> dict[str, Any]:
 def file_hashes(path: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a scale model.
 
-    Raises:
-        CheckpointError: a file is missing or cannot be read.
+    Raises CheckpointError: a file is missing or cannot be read.
     """
     hashes = {}
     for name in SCALE_FILES:
@@ -158,8 +155,7 @@ def file_hashes(path: Path) -> dict[str, str]:
 def check_files(path: Path) -> dict[str, Any]:
     """Check the hashes of a scale model's files and return its manifest entry.
 
-    Raises:
-        CheckpointError: the manifest has no entry for the model, or a file's hash differs.
+    Raises CheckpointError: the manifest has no entry for the model, or a file's hash differs.
     """
     entry = read_manifest(path.parent).get(path.name)
     if entry is None:

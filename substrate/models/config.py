@@ -28,8 +28,7 @@ Config = Mapping[str, Any]
 def read_shape(path: Path) -> ModelShape:
     """Return the shape that a ``config.json`` file describes.
 
-    Raises:
-        CheckpointError: the file is missing, is not JSON, or describes no supported model.
+    Raises CheckpointError: the file is missing, is not JSON, or describes no supported model.
     """
     return shape_of(read_config(path), str(path))
 
@@ -37,8 +36,7 @@ def read_shape(path: Path) -> ModelShape:
 def read_config(path: Path) -> dict[str, Any]:
     """Return the JSON object of a ``config.json`` file.
 
-    Raises:
-        CheckpointError: the file is missing, or is no JSON object.
+    Raises CheckpointError: the file is missing, or is no JSON object.
     """
     return read_mapping(path, CheckpointError)
 
@@ -46,8 +44,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def shape_of(config: Config, where: str = "config.json") -> ModelShape:
     """Return the shape that a configuration's keys describe.
 
-    Raises:
-        CheckpointError: an unknown ``model_type``, or a key that is missing or out of range.
+    Raises CheckpointError: an unknown ``model_type``, or a key that is missing or out of range.
     """
     model_type = config.get("model_type")
     if model_type == "llama4":  # A multimodal model nests the text model's configuration.

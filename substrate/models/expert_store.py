@@ -60,8 +60,7 @@ def stored_record(weights: Weights, layer: int, expert: int, made: RecordFormat)
 def require_room(path: Path, needed: int, option: str) -> None:
     """Check that the disk of ``path`` has ``needed`` bytes free for expert records.
 
-    Raises:
-        CheckpointError: fewer bytes are free.
+    Raises CheckpointError: fewer bytes are free.
     """
     free = shutil.disk_usage(path.parent).free
     if needed > free:

@@ -31,8 +31,7 @@ _MAY_BE_0 = {
 def check_counts(config: Mapping[str, Any]) -> None:
     """Check that all counts in a ``config.json`` are whole numbers in a plausible range.
 
-    Raises:
-        InputError: a count is not; the message names its key and value.
+    Raises InputError: a count is not; the message names its key and value.
     """
     for key in _COUNTS:
         if config.get(key) is not None:
@@ -47,8 +46,7 @@ def shape_of_fields(fields: Mapping[str, Any], where: str) -> ModelShape:
         fields: ``num_layers``, ``hidden_size``, ``vocab_size``, ``num_heads``, ``num_experts``,
             ``top_k``, ``expert_width``, and every other field that differs from its default.
 
-    Raises:
-        CheckpointError: a field is missing, unknown or out of range.
+    Raises CheckpointError: a field is missing, unknown or out of range.
     """
     try:
         heads = fields.get("num_heads")

@@ -67,8 +67,7 @@ class Quantised:
 
     Attributes are as in `FullPrecision`.
 
-    Raises:
-        UsageError: the model's experts cannot be quantised.
+    Raises UsageError: the model's experts cannot be quantised.
     """
 
     dtype, state_dtype = torch.uint8, torch.float32
@@ -110,8 +109,7 @@ RecordFormat = FullPrecision | Quantised
 def format_of(shape: ModelShape, stored_as: StoredAs) -> RecordFormat:
     """Return the record format of a model's experts.
 
-    Raises:
-        UsageError: the model's experts cannot be quantised.
+    Raises UsageError: the model's experts cannot be quantised.
     """
     if isinstance(stored_as, torch.dtype):
         return FullPrecision(shape, stored_as)

@@ -49,8 +49,7 @@ Report = Callable[[int, int], None]
 class Imported(Checkpoint):
     """A folder that `import_checkpoint` wrote, used as a `Checkpoint`.
 
-    Raises:
-        CheckpointError: a file is missing or has another size.
+    Raises CheckpointError: a file is missing or has another size.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,8 +101,7 @@ class Imported(Checkpoint):
     def verify(self, report: Report = lambda done, of: None) -> None:
         """Hash every file and every record again and compare with the manifest.
 
-        Raises:
-            CheckpointError: a hash differs.
+        Raises CheckpointError: a hash differs.
         """
         assert self.store is not None
         store, hashes = self.store, self.manifest["records"]
@@ -154,8 +152,7 @@ class MappedExperts:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a folder of weights: an import or a Hugging Face checkpoint.
 
-    Raises:
-        CheckpointError: the folder is neither of them, or is broken.
+    Raises CheckpointError: the folder is neither of them, or is broken.
     """
     if not (path / MANIFEST).exists() and (path / JOURNAL).exists():
         raise CheckpointError(f"{path}: an import has not finished; {_again(path)}")
@@ -187,8 +184,7 @@ def import_checkpoint(
     Experts are read one by one, and shards are closed after each: the import needs memory for less
     than two experts and the largest group of non-expert weights.
 
-    Raises:
-        CheckpointError: the source is broken, or ``out`` has no room or holds another import.
+    Raises CheckpointError: the source is broken, or ``out`` has no room or holds another import.
     """
     if (source / MANIFEST).exists():
         raise CheckpointError(f"{source}: was imported; give it as --weights")

@@ -100,8 +100,7 @@ class Model(Protocol):
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """Return predicted gate scores ``[T, E]`` of a later layer, from the experts ``done``.
 
-        Raises:
-            UsageError: the model makes no predictions of that kind.
+        Raises UsageError: the model makes no predictions of that kind.
         """
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:

@@ -29,8 +29,7 @@ Prefills = dict[tuple[tuple[int, ...], ...], _Known]
 class RememberedPrefills:
     """A `Model` that replays known prefills from memory and computes the rest with a decoder.
 
-    Raises:
-        UsageError: a system changes the routing of a prefill, so no other run can use it.
+    Raises UsageError: a system changes the routing of a prefill, so no other run can use it.
     """
 
     def __init__(self, decoder: Decoder, prefills: Prefills) -> None:

@@ -409,8 +409,7 @@ def packed_bytes(rows: int, inputs: int, stored_as: ExpertDtype) -> int:
 def check_quantises(shape: ModelShape, stored_as: ExpertDtype) -> None:
     """Check that the experts of a model can be quantised.
 
-    Raises:
-        UsageError: the experts have biases, or an odd number of inputs.
+    Raises UsageError: the experts have biases, or an odd number of inputs.
     """
     if shape.expert_bias:
         raise UsageError(

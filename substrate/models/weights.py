@@ -37,8 +37,7 @@ class Checkpoint:
     The constructor reads headers only, and checks that all tensors of the family exist with their
     dimensions; weights are read by later calls.
 
-    Raises:
-        CheckpointError: a missing, truncated or mis-shaped file or tensor.
+    Raises CheckpointError: a missing, truncated or mis-shaped file or tensor.
     """
 
     #: Existing store of its expert records, if it was imported.

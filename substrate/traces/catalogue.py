@@ -15,8 +15,7 @@ def trace_names() -> list[str]:
 def find_trace(name: str) -> Path:
     """Return the folder of a trace that is given by its path or by a shipped trace's name.
 
-    Raises:
-        InputError: there is no such folder and no such shipped trace.
+    Raises InputError: there is no such folder and no such shipped trace.
     """
     if name in trace_names():
         return SHIPPED / name

@@ -26,8 +26,7 @@ def check_array(where: str, name: str, values: np.ndarray, experts: int) -> None
     Args:
         name: an array's name from `substrate.traces.file`.
 
-    Raises:
-        InputError: a value is not allowed, or the array has another kind of numbers.
+    Raises InputError: a value is not allowed, or the array has another kind of numbers.
     """
     kind = np.integer if name in _RANGES or name in ("ids", "candidates") else np.floating
     if not np.issubdtype(values.dtype, kind):
@@ -44,8 +43,7 @@ def check_array(where: str, name: str, values: np.ndarray, experts: int) -> None
 def check_range(where: str, name: str, values: np.ndarray, low: int, high: int) -> None:
     """Check that all whole numbers of an array are in a range.
 
-    Raises:
-        InputError: a number is outside; the message names the first one.
+    Raises InputError: a number is outside; the message names the first one.
     """
     wrong = (values < low) | (values > high)
     if wrong.any():
@@ -55,8 +53,7 @@ def check_range(where: str, name: str, values: np.ndarray, low: int, high: int) 
 def check_experts(where: str, name: str, ids: np.ndarray, experts: int) -> None:
     """Check that expert ids ``[T, L, K]`` are below ``experts`` and unique for a token and layer.
 
-    Raises:
-        InputError: an id is not; the message names the first one.
+    Raises InputError: an id is not; the message names the first one.
     """
     if not ids.size:
         return
@@ -86,8 +83,7 @@ def check_scores(
         negative: allow scores below 0.
         nan: allow NaN, which marks a prediction that was not made.
 
-    Raises:
-        InputError: a score is not allowed; the message names the first one.
+    Raises InputError: a score is not allowed; the message names the first one.
     """
     for start in range(0, len(values), _BLOCK):
         block = values[start : start + _BLOCK]

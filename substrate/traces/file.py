@@ -136,8 +136,7 @@ class Header(BaseModel):
     def row_shape(self, array: str) -> tuple[int, ...]:
         """Return the required shape of an array's rows; free lengths are those of the array.
 
-        Raises:
-            KeyError: the format has no such array.
+        Raises KeyError: the format has no such array.
         """
         layers, experts, k = self.num_moe_layers, self.num_experts, self.top_k
         if array.startswith(_DECODED):
@@ -272,8 +271,7 @@ def _opened(path: Path, states: tuple[tuple[str, int, int], ...]) -> TraceFile:
 def read_header(path: Path) -> Header:
     """Read and check the header of a trace, without its arrays.
 
-    Raises:
-        InputError: the header is missing, broken, or from a newer version.
+    Raises InputError: the header is missing, broken, or from a newer version.
     """
     file = path / HEADER
     if not file.is_file():

@@ -82,8 +82,7 @@ def read_published(
 ) -> Published:
     """Read a published trace into memory; arguments are as in `import_trace`.
 
-    Raises:
-        InputError: the folder holds no rows of tokens, or broken files.
+    Raises InputError: the folder holds no rows of tokens, or broken files.
     """
     meta, arrays = _read(folder)
     ids, sequence, phase = arrays["ids"], arrays["seq"], arrays["phase"]

@@ -64,8 +64,7 @@ class SynthesisRecipe:
 def recipes(file: Path = RECIPES) -> dict[str, SynthesisRecipe]:
     """Return all recipes in a file by model.
 
-    Raises:
-        InputError: the file cannot be read, or holds no recipes.
+    Raises InputError: the file cannot be read, or holds no recipes.
     """
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -81,8 +80,7 @@ def recipes(file: Path = RECIPES) -> dict[str, SynthesisRecipe]:
 def family(name: str) -> SynthesisRecipe:
     """Return the recipe of a model whose routing was measured.
 
-    Raises:
-        UnknownNameError: there is no recipe of that name.
+    Raises UnknownNameError: there is no recipe of that name.
     """
     if name not in recipes():
         raise UnknownNameError("family", name, recipes(), "or give --static and the others")

@@ -187,8 +187,7 @@ class TraceRecorder:
 def recorded_predictions(asks: Collection[Lookahead], system: str) -> dict[Lookahead, Prediction]:
     """Return the predictions in the header of a trace that is recorded with a system.
 
-    Raises:
-        UsageError: the system uses a kind of prediction that traces do not hold.
+    Raises UsageError: the system uses a kind of prediction that traces do not hold.
     """
     for kind in sorted({*asks} - {*MADE}):
         raise UsageError(

@@ -76,8 +76,7 @@ def recordings(model: str, data_dir: Path) -> list[Recording]:
     The name may have a suffix (``mixtral-8x7b-instruct``).  Of recordings with different top-k,
     only those with the largest are returned.
 
-    Raises:
-        InputError: there are none, or one is broken.
+    Raises InputError: there are none, or one is broken.
     """
     shape = model_shape(model)
     folders = [path for path in _folders(data_dir) if _is_of(path, model)]
@@ -122,8 +121,7 @@ def _read(folder: Path, model: str) -> Recording:
 def texts(found: Sequence[Recording], new_tokens: int) -> list[Text]:
     """Return all texts of recordings, with ``new_tokens`` passes if a sequence is long enough.
 
-    Raises:
-        InputError: no sequence holds a prompt and a decoded token.
+    Raises InputError: no sequence holds a prompt and a decoded token.
     """
     each = [list(_texts(recording, new_tokens)) for recording in found]
     listed = [text for row in zip_longest(*each) for text in row if text is not None]
@@ -193,8 +191,7 @@ def write_texts(model: str, chosen: Sequence[Text], seed: int, out: Path) -> Non
     Args:
         seed: random seed of the predictions.
 
-    Raises:
-        UsageError: ``out`` exists.
+    Raises UsageError: ``out`` exists.
     """
     header = recorded_header(model, chosen)
     reconstruction = Reconstruction(spread_of(model))

@@ -144,8 +144,7 @@ def check_topology(name: str, header: Header, shape: ModelShape) -> None:
     Args:
         name: the trace's name in the error message.
 
-    Raises:
-        UsageError: one of them differs.
+    Raises UsageError: one of them differs.
     """
     has = (header.num_moe_layers, header.num_experts, header.top_k)
     wanted = (len(shape.moe_layers), shape.num_experts, shape.top_k)

@@ -225,8 +225,7 @@ def synthesize(
     Args:
         prompts: prompt length of each sequence in tokens.
 
-    Raises:
-        UsageError: ``out`` exists.
+    Raises UsageError: ``out`` exists.
     """
     header = drawn_header(synthesis.topology, synthesis.recipe, synthesis.seed, model)
     with writing(out, header) as writer:

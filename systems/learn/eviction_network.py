@@ -176,8 +176,7 @@ def trained(
 ) -> Network:  # fmt: skip
     """Return networks trained on sequences ``[T, L, K]``, or read them from ``artefacts``.
 
-    Raises:
-        UsageError: there is not a single pair of tokens to learn from.
+    Raises UsageError: there is not a single pair of tokens to learn from.
     """
     if sum(len(ids) for ids in sequences) < 2:
         raise UsageError("evict=flashmoe: the calibration data holds less than two tokens")

@@ -139,8 +139,7 @@ def trained(
 ) -> ExpertMLP:  # fmt: skip
     """Return a predictor trained on these texts, or read it from ``artefacts``.
 
-    Raises:
-        UsageError: there are too few tokens or layers to learn from.
+    Raises UsageError: there are too few tokens or layers to learn from.
     """
     paths = [s.ids_TLK[s.prefill if s.prefill < len(s.ids_TLK) else 0 :] for s in sequences]
     paths = _first(paths, options.tokens)

@@ -121,8 +121,7 @@ def trained(
 ) -> StateMLPs:  # fmt: skip
     """Return predictors trained on these texts, or read them from ``artefacts``.
 
-    Raises:
-        UsageError: there are too few tokens to learn from.
+    Raises UsageError: there are too few tokens to learn from.
     """
     texts = _decoded(sequences, options.tokens)
     tokens = sum(len(ids) for ids, _ in texts)

@@ -228,8 +228,7 @@ def reserved_mb(evidence: Evidence) -> Measured:
 def matrices(evidence: Evidence) -> Mapping[str, np.ndarray]:
     """Return DuoServe's trained ``popularity`` [L, E] and ``affinity`` [L-1, E, E] of 8x7B.
 
-    Raises:
-        MissingEvidenceError: the trained file does not exist any more.
+    Raises MissingEvidenceError: the trained file does not exist any more.
     """
     runs = evidence.runs(e.SMALL).of(system="duoserve")
     for run in runs:

@@ -63,8 +63,7 @@ class Routing(NamedTuple):
 def routings(evidence: Evidence, setting: str) -> list[Routing]:
     """Return the routing of a setting, for each seed.
 
-    Raises:
-        MissingEvidenceError: the counter-experiment is of another setting.
+    Raises MissingEvidenceError: the counter-experiment is of another setting.
     """
     found = {}
     for spec in evidence.specs(EVICTIONS):
@@ -176,8 +175,7 @@ def lru_against(lfu: str, routing: Routing, slots: int) -> Duel:
 def used(evidence: Evidence, model: str, tokens: int) -> list[float]:
     """Return the share of a layer's experts that each text uses in ``tokens`` tokens, in percent.
 
-    Raises:
-        MissingEvidenceError: no text is that long.
+    Raises MissingEvidenceError: no text is that long.
     """
     texts = _texts(evidence, model)
     found = [_used(ids, tokens, experts) for ids, experts in texts if len(ids) >= tokens]

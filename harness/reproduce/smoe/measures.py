@@ -140,8 +140,7 @@ def top_share(runs: Runs) -> float:
 def active_share(runs: Runs) -> float:
     """Return the share of active experts among prefetched ones that are not top-score.
 
-    Raises:
-        MissingEvidenceError: all prefetched experts are top-score.
+    Raises MissingEvidenceError: all prefetched experts are top-score.
     """
     top = prefetched(runs, "top_score")
     rest = prefetched(runs, "issued") - top
