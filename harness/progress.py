@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from moebench.substrate.progress_events import listening
+from moebench.substrate.progress_events import phase_listener
 
 #: Seconds after which a phase is named, and after which a line is printed in any case.
 NAMED_S, SILENT_S = 2.0, 10.0
@@ -39,11 +39,11 @@ def shown(what: str, console: Any, after_s: float = 0.0) -> Iterator[Step]:
             def phase(name: str, done: int, total: int | None) -> None:
                 bar.update(task, description=f"{what}: {_part(name, done, total)}")
 
-            with listening(phase):
+            with phase_listener(phase):
                 yield lambda done, total: bar.update(task, completed=done, total=total)
         return
     lines = Lines(what, after_s=after_s)
-    with listening(lines.phase), _ticking(lines.tick):
+    with phase_listener(lines.phase), _ticking(lines.tick):
         yield lines.step
 
 

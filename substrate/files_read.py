@@ -12,7 +12,7 @@ from pathlib import Path
 _USED: ContextVar[set[Path] | None] = ContextVar("_USED", default=None)
 
 
-def use(path: Path) -> Path:
+def record_read(path: Path) -> Path:
     """Record and return a file or folder that the current run reads from its store."""
     found = _USED.get()
     if found is not None:
@@ -21,8 +21,8 @@ def use(path: Path) -> Path:
 
 
 @contextmanager
-def noting() -> Iterator[set[Path]]:
-    """Context manager that collects the paths with which `use` is called inside."""
+def collect_reads() -> Iterator[set[Path]]:
+    """Context manager that collects the paths with which `record_read` is called inside."""
     found: set[Path] = set()
     token = _USED.set(found)
     try:

@@ -13,7 +13,7 @@ Listener = Callable[[str, int, int | None], None]
 _LISTENER: ContextVar[Listener | None] = ContextVar("_LISTENER", default=None)
 
 
-def tell(phase: str, done: int = 0, total: int | None = None) -> None:
+def report_phase(phase: str, done: int = 0, total: int | None = None) -> None:
     """Report the current phase of a run to the registered callback, if there is one."""
     listener = _LISTENER.get()
     if listener is not None:
@@ -21,8 +21,8 @@ def tell(phase: str, done: int = 0, total: int | None = None) -> None:
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Context manager that registers a callback for the phases that `tell` reports inside."""
+def phase_listener(listener: Listener) -> Iterator[None]:
+    """Register a callback for the phases that `report_phase` reports inside the context."""
     token = _LISTENER.set(listener)
     try:
         yield

@@ -7,12 +7,12 @@ replaced by experts already on the device, and the other misses are loaded or co
 
     paper            moebench
     ─────            ────────
-    G                view.whereabouts.is_resident
+    G                view.residency.is_resident
     E_a              view.topk_ids_TK, the model's own top-k
     E_l, E_a \\ E_l   low-score and top-score active experts
     E_s              substitutes
     E_p              experts that `TopScorePrefetch` fetches
-    α, S_{k+1}       view.alpha, rival_score
+    α, S_{k+1}       view.alpha, best_unselected_score
     Algorithm 1      ExpertCacheRouter.route                          §IV-B
     Eq. 3            systems.policies.evict.LowestAverageScore        §IV-B
     §IV-C            TopScorePrefetch
@@ -53,7 +53,7 @@ from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.predict import NextGates, NextLayer
 
 
-def rival_score(scores: Sequence[float], own: Iterable[int]) -> float:
+def best_unselected_score(scores: Sequence[float], own: Iterable[int]) -> float:
     """Return S_{k+1}: the best score outside the top-k, or 0 if every expert is active."""
     outside = list(scores)
     for expert in own:
@@ -92,7 +92,7 @@ class ExpertCacheRouter(Routing):
         topk, alpha = view.topk, view.alpha
         tokens = [_Token(scores, own, alpha) for scores, own in zip(view.scores, topk, strict=True)]
         top_set = frozenset(chain.from_iterable([token.top_score for token in tokens]))  # C
-        on_device = view.whereabouts.is_resident  # G
+        on_device = view.residency.is_resident  # G
         routed = [list(own) for own in topk]
         left_over: list[tuple[int, int]] = []  # (token, place) of low-score experts not replaced
         for t, token in enumerate(tokens):
@@ -120,7 +120,7 @@ class _Token:
 
     def __init__(self, scores: list[float], own: list[int], alpha: float) -> None:
         self.scores, self.own = scores, own
-        self.rival = rival_score(scores, own)  # S_{k+1}
+        self.rival = best_unselected_score(scores, own)  # S_{k+1}
         self.lower = (1 - alpha) * self.rival
         upper = (1 + alpha) * self.rival
         self.top_score: list[int] = []

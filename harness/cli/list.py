@@ -11,18 +11,10 @@ if TYPE_CHECKING:
     from moebench.systems.description import Description
 
 
-class Listing(StrEnum):
-    """Catalogues that `moebench list` prints."""
-
-    systems = "systems"
-    settings = "settings"
-    machines = "machines"
-    software = "software"
-    workloads = "workloads"
-    policies = "policies"
-    models = "models"
-    options = "options"
-    metrics = "metrics"
+#: Catalogues that `moebench list` prints.
+Listing = StrEnum(
+    "Listing", "systems settings machines software workloads policies models options metrics"
+)
 
 
 def list_(

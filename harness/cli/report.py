@@ -143,13 +143,15 @@ def _write_figures(directory: Path, store: "Store", runs: Runs, views: list["Vie
     from moebench.reports.compare.conditions import lacks
     from moebench.reports.compare.tables import comparisons, matrix
     from moebench.reports.formats.svg import write_figures
-    from moebench.reports.page.static_figures import stills
+    from moebench.reports.page.static_figures import static_figures
     from moebench.reports.sections import throughput
 
     whole = [run for run in runs if not lacks(run)]
     beside = matrix(comparisons(whole).tables)
     curves = throughput.load(store.directory, whole)
-    written = write_figures(stills(whole, beside, views, curves, store.timelines()), directory)
+    written = write_figures(
+        static_figures(whole, beside, views, curves, store.timelines()), directory
+    )
     console.say(f"{len(written)} figures in {directory}")
 
 

@@ -48,7 +48,7 @@ def reproduce(
 
     from moebench.harness.arguments import find_data_dir, require_writable
     from moebench.harness.reproduce.evidence import Evidence
-    from moebench.harness.reproduce.run_claims import Workshop
+    from moebench.harness.reproduce.run_claims import ExecutionContext
     from moebench.harness.reproduce.run_claims import reproduce as measure
     from moebench.harness.sweep.estimate import duration
     from moebench.harness.sweep.execute import local_workers
@@ -71,7 +71,7 @@ def reproduce(
         require_writable(figures, "--figures")
     began = time.monotonic()
     opened = local_workers(jobs, folder, store, samples=True)
-    found = measure(chosen, evidence, Workshop(opened, board, console.say, retry_failed))
+    found = measure(chosen, evidence, ExecutionContext(opened, board, console.say, retry_failed))
     for result in found:
         write(result, target)
     if figures is not None:

@@ -94,12 +94,12 @@ def _document(
     from moebench.harness.cli.timeline import write_timeline
     from moebench.results.store import Store
     from moebench.substrate.errors import MoeBenchError
-    from moebench.substrate.progress_events import tell
+    from moebench.substrate.progress_events import report_phase
 
     store, outcome = Store(directory), None
     what = f"{spec.title} on {spec.model}{what}"
     with console.progress(what) as progress:
-        tell("load")
+        report_phase("load")
         # The first of these imports takes seconds, too.
         from moebench.harness import one_run
         from moebench.harness.run.execute import EngineRun

@@ -27,13 +27,13 @@ from moebench.harness.stage.local import DTYPE
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import NotApplicableError
-from moebench.substrate.files_read import below, noting, use
+from moebench.substrate.files_read import below, collect_reads, record_read
 from moebench.substrate.machines import energy
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.models.weights import Checkpoint
-from moebench.substrate.progress_events import tell
+from moebench.substrate.progress_events import report_phase
 from moebench.systems.native.base import LOCAL, Job, NativeSystem
 from moebench.systems.native.sizes import parse_size
 from moebench.systems.options import build, describe
@@ -85,7 +85,9 @@ class NativeSession(Prepared):
     def job(self, scratch: Path) -> Job:
         """Return the job of the package's process, after writing the files that it needs."""
         content = self.hashes["weights"]
-        model = use(self.system.model_file(self.weights.checkpoint, content, scratch / "native"))
+        model = record_read(
+            self.system.model_file(self.weights.checkpoint, content, scratch / "native")
+        )
         return Job(
             adapter=type(self.system).__module__, libraries=list(self.system.libraries),
             model=str(model.absolute()),
@@ -178,11 +180,11 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
     session.accuracy = Accuracy(session.workload, session.sample.examples)
     size = session.limit_bytes()
     limit = None if size is None else Limit(size)
-    tell("load")
+    report_phase("load")
     told, generations = _Told(), []
     log = scratch / "native" / f"{spec.system}-{os.getpid()}.log"
     with ExitStack() as stack:
-        used = stack.enter_context(noting())
+        used = stack.enter_context(collect_reads())
         job = session.job(scratch)
         process = stack.enter_context(NativeProcess(spec.system, job, log, system.timeout_s, limit))
         told.versions = process.receive()["imported"]
@@ -201,7 +203,7 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
                 generation, told.after = _generate(process, session, rows, spec.new_tokens)
             generations.append(generation)
             progress(done + 1, len(batches))
-    tell("scoring")
+    report_phase("scoring")
     for first, generation in zip(batches, generations, strict=True):
         _score(session, slice(first, first + spec.batch), generation)
     result = _result(session, generations, told, limit, meter)
@@ -217,9 +219,9 @@ def _generate(
     prompts = _prompts(session, rows)
     process.send({"prompts": prompts, "new_tokens": new_tokens, "end": end})
     generation = Generation([[] for _ in prompts], process.receive()["started"])
-    tell("prefill")
+    report_phase("prefill")
     while "done" not in (answer := process.receive()):
-        tell("decode", len(generation.token_ends_ns) + 1, new_tokens)
+        report_phase("decode", len(generation.token_ends_ns) + 1, new_tokens)
         generation.token_ends_ns.append(answer["ns"])
         for text, token in zip(generation.tokens, answer["tokens"], strict=True):
             text.append(token)

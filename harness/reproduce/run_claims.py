@@ -33,7 +33,7 @@ DIFFERING = (Verdict.DIRECTION_ONLY, Verdict.NOT_REPRODUCED)
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class ExecutionContext:
     """The workers, progress display and options with which cells are run.
 
     Attributes:
@@ -48,7 +48,7 @@ class Workshop:
 
 
 def reproduce(
-    papers: Sequence[PaperClaims], evidence: Evidence, workshop: Workshop
+    papers: Sequence[PaperClaims], evidence: Evidence, context: ExecutionContext
 ) -> list[PaperResult]:
     """Run all experiments of some papers, then measure and judge their claims.
 
@@ -56,18 +56,18 @@ def reproduce(
     no worker is idle.
     """
     began = time.monotonic()
-    _run([(_needed(papers), evidence)], evidence, workshop)
+    _run([(_needed(papers), evidence)], evidence, context)
     judged = []
     for paper in papers:
-        workshop.say(f"{paper.paper}: {len(paper.claims)} claims")
+        context.say(f"{paper.paper}: {len(paper.claims)} claims")
         judged.append([(claim, _measured(claim, evidence)) for claim in paper.claims])
     wanted = _countering([pair for pairs in judged for pair in pairs], evidence)
-    workshop.say(f"counter-experiments: {len(wanted)}")
-    _run(wanted, evidence, workshop)
+    context.say(f"counter-experiments: {len(wanted)}")
+    _run(wanted, evidence, context)
     results = []
     for paper, pairs in zip(papers, judged, strict=True):
         claims = [_countered(claim, result, evidence) for claim, result in pairs]
-        exhibits = [made for show in paper.exhibits if (made := _made(show, evidence, workshop))]
+        exhibits = [made for show in paper.exhibits if (made := _made(show, evidence, context))]
         provenance = {
             "versions": versions(), "commit": commit(), "code_hash": code_hash(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -100,23 +100,23 @@ def _needed(papers: Iterable[PaperClaims]) -> list[Experiment]:
 # ----------------------------------------------------------------------------- cells
 
 
-def _run(wanted: Iterable[Wanted], evidence: Evidence, workshop: Workshop) -> None:
+def _run(wanted: Iterable[Wanted], evidence: Evidence, context: ExecutionContext) -> None:
     """Run the distinct cells of some experiments that the store does not hold."""
     jobs: dict[str, Job] = {}
     for experiments, changed in wanted:
         found, refused = _jobs(experiments, changed)
         jobs |= {job.cell_id: job for job in found}
         for line in refused:
-            workshop.say(line)
+            context.say(line)
     finished = evidence.store.finished()
     failed = {cell.cell_id for cell in evidence.store.cells("failed")}
-    skipped = set(finished) if workshop.retry_failed else {*finished, *failed}
+    skipped = set(finished) if context.retry_failed else {*finished, *failed}
     todo = [job for job in jobs.values() if job.cell_id not in skipped]
     if not todo:
         return
     evidence.store.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
-    with workshop.board(len(todo)) as shown:
-        carry_out(todo, evidence.store, workshop.opened, shown)
+    with context.board(len(todo)) as shown:
+        carry_out(todo, evidence.store, context.opened, shown)
 
 
 def _jobs(experiments: Iterable[Experiment], evidence: Evidence) -> tuple[list[Job], list[str]]:
@@ -193,7 +193,7 @@ def _countered(claim: Claim, result: ClaimResult, evidence: Evidence) -> ClaimRe
     return result.model_copy(update={"counters": tuple(found)})
 
 
-def _made(show: Show, evidence: Evidence, workshop: Workshop) -> Exhibit | None:
+def _made(show: Show, evidence: Evidence, context: ExecutionContext) -> Exhibit | None:
     """Make a table or figure; where its evidence is missing, print the reason and return None."""
     seen = evidence.watched()
     try:
@@ -201,6 +201,6 @@ def _made(show: Show, evidence: Evidence, workshop: Workshop) -> Exhibit | None:
     except IntegrityError:
         raise
     except MoeBenchError as error:
-        workshop.say(f"left out: {error}")
+        context.say(f"left out: {error}")
         return None
     return exhibit.model_copy(update={"runs": seen.used})

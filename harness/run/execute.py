@@ -20,9 +20,9 @@ from moebench.harness.run.session import Outcome, Session
 from moebench.harness.stage.stage import Stage
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
-from moebench.substrate.files_read import below, noting
+from moebench.substrate.files_read import below, collect_reads
 from moebench.substrate.machines import energy
-from moebench.substrate.progress_events import tell
+from moebench.substrate.progress_events import report_phase
 
 #: Decoded tokens of the first batch; the report's excerpt shows the last of them that was reached.
 PICTURE_TOKENS = (1, 9)
@@ -62,14 +62,14 @@ def started(
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
     with ExitStack() as stack:
-        used = stack.enter_context(noting())
+        used = stack.enter_context(collect_reads())
         with torch.inference_mode():
-            tell("load")
+            report_phase("load")
             # What cannot run is refused here, before a system learns for minutes.
             stage = session.open(scratch, keep_timeline, stack)
             learnable = partial(session.learnable, scratch, progress)
             learnt = calibrate(session.system, session.full, learnable, scratch, progress)
-            tell("load")
+            report_phase("load")
             load_ns = stage.start()
         if stage.profile is None:
             stage.engine.measured_by = energy.open_meter(stage.card)

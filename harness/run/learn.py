@@ -35,7 +35,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.sensitivity import DifferentiableDecoder
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.progress_events import tell
+from moebench.substrate.progress_events import report_phase
 from moebench.substrate.terms import LOOKAHEADS, WORDS, Learnt, Lookahead, RoutedSequence
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import TraceFile, open_trace
@@ -150,7 +150,7 @@ def calibrate(
     learnt = {}
     shown: Learnable | None = None
     for decision, policy in learners(system).items():
-        tell("calibrate")
+        report_phase("calibrate")
         if policy.calibration_trace:
             found = recorded(policy, shape, decision)
         else:

@@ -42,7 +42,7 @@ from moebench.substrate.engine.records import Generation
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shared import SharedWork
-from moebench.substrate.progress_events import tell
+from moebench.substrate.progress_events import report_phase
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import PromptSet
 from moebench.workloads.example import Example
@@ -220,7 +220,7 @@ class Answers:
         cues = [q.continuations[0] for q in questions]
         end = self._end if spec.scoring == "generation" else None
         generation = engine.generate(prompts, spec.new_tokens + len(cues[0]), cues, end)
-        tell("scoring")
+        report_phase("scoring")
         tokens = [up_to(end, tokens) for tokens in generation.tokens]
         own = [t[len(cue) :] for t, cue in zip(tokens, cues, strict=True)]
         texts, ended = decoded(self._tokenizer, own), [self._end in t for t in own]
@@ -265,7 +265,7 @@ class Answers:
         if self._spec.scoring == "likelihood":
             longest = max(map(len, forced))
             generation = engine.generate(prompts, longest, forced)
-            tell("scoring")
+            report_phase("scoring")
             history = self._decoder.history
             tokens = [t[: len(f)] for t, f in zip(generation.tokens, forced, strict=True)]
             self.accuracy.compare(rows, self._shared, prompts, tokens, history)

@@ -22,7 +22,7 @@ from moebench.harness.run.questions import prompts_of
 from moebench.harness.run.rules import recorded_texts
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
-from moebench.substrate.files_read import use
+from moebench.substrate.files_read import record_read
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import Header, TraceFile, open_trace
@@ -129,7 +129,7 @@ def _kept(name: str, write: Callable[[Path], None]) -> Callable[[Path], TraceFil
     """Return a drawn trace from the store, or draw it; other code draws another one."""
 
     def opened(scratch: Path) -> TraceFile:
-        folder = use(scratch / "routing" / f"{name}-{code_hash()}")
+        folder = record_read(scratch / "routing" / f"{name}-{code_hash()}")
         if not folder.exists():
             try:
                 write(folder)

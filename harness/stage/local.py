@@ -10,7 +10,7 @@ from moebench.results.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.runtime import Supports
 from moebench.substrate.errors import UsageError
-from moebench.substrate.files_read import use
+from moebench.substrate.files_read import record_read
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.records import (
     READS_IN_FLIGHT,
@@ -81,7 +81,9 @@ class LocalKind:
             )
         else:
             name = f"{request.weights_name}-{made.name}.bin"
-            store = ExpertStore.build(weights, use(request.scratch / "experts" / name), stored_as)
+            store = ExpertStore.build(
+                weights, record_read(request.scratch / "experts" / name), stored_as
+            )
             in_flight = READS_IN_FLIGHT if runtime.parallel_reads else 1
             records = DiskRecords(store, in_flight, spec.page_cache == "keep")
         stack.enter_context(records)

@@ -100,7 +100,7 @@ def conditions_of(run: Document) -> dict[str, str]:
     return {condition.name: condition.text(condition.of(run)) for condition in CONDITIONS}
 
 
-class Place(NamedTuple):
+class ComparisonGroup(NamedTuple):
     """Comparison group: what all runs of a table have in common; each group has its own tables."""
 
     where: str
@@ -128,19 +128,19 @@ class Place(NamedTuple):
         }
 
 
-def place_of(run: Document) -> Place:
+def place_of(run: Document) -> ComparisonGroup:
     """Return the comparison group of a run."""
     spec = run["spec"]
     where = spec.get("setting") or f"{spec.get('model')} on {spec.get('machine')}"
     # A trace's name contains its workload, over which tables average.
     routing = "replayed" if spec.get("trace") else routing_of(spec)
-    return Place(
+    return ComparisonGroup(
         where, spec.get("batch", 1), routing, str(model_of(run)), str(spec.get("machine")),
         str(spec.get("precision")), bool(run["simulated"]),
     )  # fmt: skip
 
 
-class Cell(NamedTuple):
+class InputSet(NamedTuple):
     """Input set of a run: workload, seed and hash of the data."""
 
     workload: str
@@ -153,11 +153,11 @@ class Cell(NamedTuple):
         return f"{self.workload}, seed {self.seed}"
 
 
-def cell_of(run: Document) -> Cell:
+def cell_of(run: Document) -> InputSet:
     """Return a run's input set: another sample of the same workload is another one."""
     spec = run["spec"]
     data = dig(run, "provenance.trace_hash") or dig(run, "provenance.data_hash")
-    return Cell(str(spec.get("workload")), str(spec.get("seed", 0)), str(data))
+    return InputSet(str(spec.get("workload")), str(spec.get("seed", 0)), str(data))
 
 
 def title_of(run: Document) -> str:

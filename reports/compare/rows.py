@@ -10,7 +10,7 @@ from math import hypot, sqrt
 from statistics import fmean
 from typing import NamedTuple
 
-from moebench.reports.compare.conditions import Cell
+from moebench.reports.compare.conditions import InputSet
 from moebench.results.document import ERRORS, Document, basis, dig, score_at_floor
 from moebench.results.intervals import Interval, mean_interval, ratio_interval
 from moebench.results.metrics import Metric, metric_of, shown
@@ -69,7 +69,7 @@ class Marks(NamedTuple):
 
 
 def row_of(
-    system: str, cells: Mapping[Cell, Sequence[Document]], differs: Mapping[str, str]
+    system: str, cells: Mapping[InputSet, Sequence[Document]], differs: Mapping[str, str]
 ) -> Row:
     """Return the row of a system's runs by cell, without its ratio to the best."""
     ordered = [cells[cell] for cell in sorted(cells)]
@@ -117,7 +117,7 @@ def _value(figure: Metric, cells: Sequence[Sequence[Document]]) -> Value | None:
 
 
 def with_ratios(
-    rows: Sequence[Row], systems: Mapping[str, Mapping[Cell, Sequence[Document]]]
+    rows: Sequence[Row], systems: Mapping[str, Mapping[InputSet, Sequence[Document]]]
 ) -> list[Row]:
     """Return the rows with their ratio of TPOT to the fastest competitor's."""
     timed = [row for row in rows if TPOT in row.values]
@@ -127,7 +127,7 @@ def with_ratios(
     best = min(racing, key=lambda row: (row.values[TPOT].mean, row.system))
     of = metric_of(TPOT).read
 
-    def by_cell(row: Row) -> dict[Cell, float]:
+    def by_cell(row: Row) -> dict[InputSet, float]:
         found = {}
         for cell, runs in systems[row.system].items():
             known = [value for run in runs if (value := of(run)) is not None]

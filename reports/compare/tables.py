@@ -15,8 +15,8 @@ from moebench.reports.compare.conditions import (
     CONDITIONS,
     NAMES,
     OF_CELLS,
-    Cell,
-    Place,
+    ComparisonGroup,
+    InputSet,
     cell_of,
     conditions_of,
     lacks,
@@ -42,11 +42,11 @@ class Comparison(NamedTuple):
         marks: best and second best by a figure's key, if systems differ in it.
     """
 
-    place: Place
+    place: ComparisonGroup
     title: str
     common: Mapping[str, str]
     apart: Mapping[str, tuple[str, str]]
-    cells: tuple[Cell, ...]
+    cells: tuple[InputSet, ...]
     rows: tuple[Row, ...]
     marks: Mapping[str, Marks]
 
@@ -116,7 +116,7 @@ def comparisons(
             f"{len(older)} runs are left out, as a newer run of the same spec used other code, "
             f"weights, prompts or hardware figures: {names}{more}"
         )
-    places: dict[Place, list[Document]] = {}
+    places: dict[ComparisonGroup, list[Document]] = {}
     for run in kept:
         places.setdefault(place_of(run), []).append(run)
     every = {title_of(run): None for run in kept}
@@ -131,14 +131,14 @@ class _Found(NamedTuple):
     """Runs of one table: their equal conditions, and the systems' runs by cell."""
 
     conditions: Mapping[str, str]
-    cells: frozenset[Cell]
-    systems: Mapping[str, Mapping[Cell, Sequence[Document]]]
+    cells: frozenset[InputSet]
+    systems: Mapping[str, Mapping[InputSet, Sequence[Document]]]
 
 
 def _tables_of(
-    place: Place, runs: Sequence[Document], mixed: Collection[str], absent: Sequence[Row]
+    place: ComparisonGroup, runs: Sequence[Document], mixed: Collection[str], absent: Sequence[Row]
 ) -> list[Comparison]:
-    alike: dict[tuple[tuple[str, str], ...], dict[str, dict[Cell, list[Document]]]] = {}
+    alike: dict[tuple[tuple[str, str], ...], dict[str, dict[InputSet, list[Document]]]] = {}
     for run in runs:
         equal = tuple((n, t) for n, t in conditions_of(run).items() if n not in mixed)
         cells = alike.setdefault(equal, {}).setdefault(title_of(run), {})
@@ -157,15 +157,15 @@ def _tables_of(
 
 
 def _by_cells(
-    systems: Mapping[str, Mapping[Cell, Sequence[Document]]], mixed: Collection[str]
-) -> list[tuple[frozenset[Cell], dict[str, Mapping[Cell, Sequence[Document]]]]]:
+    systems: Mapping[str, Mapping[InputSet, Sequence[Document]]], mixed: Collection[str]
+) -> list[tuple[frozenset[InputSet], dict[str, Mapping[InputSet, Sequence[Document]]]]]:
     """Return, for each set of cells that a system read, all systems that read all of it."""
 
-    def key(cell: Cell) -> Cell:
+    def key(cell: InputSet) -> InputSet:
         # Another number of prompts is another sample.
         data = "" if {*OF_CELLS, "prompts"} & {*mixed} else cell.data
         workload = "" if "workloads" in mixed else cell.workload
-        return Cell(workload, "" if "seed" in mixed else cell.seed, data)
+        return InputSet(workload, "" if "seed" in mixed else cell.seed, data)
 
     read = {name: frozenset(map(key, cells)) for name, cells in systems.items()}
     return [
@@ -182,8 +182,9 @@ def _by_cells(
 
 
 def _table(
-    place: Place, found: _Found, main: _Found, there: Mapping[str, str], absent: Sequence[Row]
-) -> Comparison:
+    place: ComparisonGroup, found: _Found, main: _Found, there: Mapping[str, str],
+    absent: Sequence[Row],
+) -> Comparison:  # fmt: skip
     """Build one table.
 
     Args:
@@ -215,7 +216,7 @@ def _table(
     )
 
 
-def _conditions(cells: Mapping[Cell, Sequence[Document]]) -> dict[str, str]:
+def _conditions(cells: Mapping[InputSet, Sequence[Document]]) -> dict[str, str]:
     """Return a system's conditions by name, as text; several values if its runs differ."""
     each = [conditions_of(run) for runs in cells.values() for run in runs]
     texts = {c.name: ", ".join(sorted({one[c.name] for one in each})) for c in CONDITIONS}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.reports.figures.style import DECADE, Spec
-from moebench.reports.page.static_figures import Still
+from moebench.reports.page.static_figures import StaticFigure
 from moebench.substrate.files import write_bytes
 
 #: Width of a text column, in pixels at 72 per inch.
@@ -27,7 +27,7 @@ _CONFIG = {
 }  # fmt: skip
 
 
-def write_figures(figures: Sequence[Still], directory: Path) -> list[Path]:
+def write_figures(figures: Sequence[StaticFigure], directory: Path) -> list[Path]:
     """Write each figure as ``NAME.svg`` and ``NAME.pdf``.
 
     Returns:
@@ -53,7 +53,7 @@ def write_figures(figures: Sequence[Still], directory: Path) -> list[Path]:
     return written
 
 
-def fitted(figure: Still) -> Spec:
+def fitted(figure: StaticFigure) -> Spec:
     """Return a chart's spec with its rows, a width, and scales that follow from its ``usermeta``.
 
     `reports.figures.style` defines ``usermeta``; `fitted` in templates/js/charts.js does the same

@@ -26,7 +26,7 @@ from moebench.results.metrics import metric_of
 Plain = dict[str, Any]
 
 
-class Still(NamedTuple):
+class StaticFigure(NamedTuple):
     """A chart with its rows.
 
     Attributes:
@@ -56,11 +56,11 @@ class _Table(NamedTuple):
         return sorted(found.values(), key=lambda row: row["rank"])
 
 
-def stills(
+def static_figures(
     runs: Sequence[Document], beside: Matrix, accuracy: Sequence[View] = (),
     curves: Mapping[str, Curve] | None = None,
     timelines: Mapping[str, list[dict[str, Any]]] | None = None,
-) -> list[Still]:  # fmt: skip
+) -> list[StaticFigure]:  # fmt: skip
     """Return every chart that has rows.
 
     Args:
@@ -109,7 +109,7 @@ def stills(
         for found in sections.accuracy(index, view)["figures"]:
             title = f"{view.title} {found['caption']}"
             drawn.append((title, found["spec"], found["rows"]))
-    return [Still(title, spec, rows, shapes) for title, spec, rows in drawn if rows]
+    return [StaticFigure(title, spec, rows, shapes) for title, spec, rows in drawn if rows]
 
 
 def _tables(view: Plain) -> Iterator[_Table]:

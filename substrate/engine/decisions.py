@@ -106,7 +106,7 @@ class Active:
     def __init__(self, rows: Mapping[int, int], view: "LayerView") -> None:
         self.rows, self._view = rows, view
         self._best: list[float] | None = None
-        self.resident, self.in_flight, self.absent = view.whereabouts.divide(rows)
+        self.resident, self.in_flight, self.absent = view.residency.divide(rows)
 
     @property
     def best(self) -> list[float]:
@@ -225,7 +225,7 @@ class LayerView:
         ahead: whether the layer is routed while the one before it is computed.
         whole_layers: whether a layer's experts are loaded as one (`Assignment.whole_layers`).
         hidden_TH: the state that the gate reads, for policies that have ``reads_hidden``.
-        whereabouts: where this layer's experts are, from `Policy.observe` on: one by one, or as
+        residency: where this layer's experts are, from `Policy.observe` on: one by one, or as
             masks ``resident_E`` and ``in_flight_E``, in any form; its ``forms`` has each form's.
         absent: active experts that are neither resident nor in flight, once routing is decided.
     """
@@ -243,7 +243,7 @@ class LayerView:
     ahead: bool = False
     whole_layers: bool = False
     hidden_TH: np.ndarray | None = None
-    whereabouts: Whereabouts = field(init=False)
+    residency: Whereabouts = field(init=False)
     absent: Sequence[int] = ()
     _scores: list[list[float]] | None = None
     _topk: list[list[int]] | None = None
@@ -265,9 +265,9 @@ class LayerView:
     @property
     def resident_E(self) -> Mask:
         """Mask ``[E]`` of the experts of this layer that are complete on the device."""
-        return self.whereabouts.resident_E
+        return self.residency.resident_E
 
     @property
     def in_flight_E(self) -> Mask:
         """Mask ``[E]`` of the experts of this layer that are being copied to the device."""
-        return self.whereabouts.in_flight_E
+        return self.residency.in_flight_E

@@ -49,7 +49,7 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Home
 from moebench.substrate.models.protocol import Model
-from moebench.substrate.progress_events import tell
+from moebench.substrate.progress_events import report_phase
 from moebench.substrate.terms import Gate, Phase
 
 #: Enum members as globals: an enum looks them up in a Python function, and every layer needs them.
@@ -129,7 +129,7 @@ class Engine:
         for step in range(new_tokens):
             phase: Phase = "decode" if step else "prefill"
             self.timeline.begin(phase)
-            tell(phase, step, new_tokens if step else None)
+            report_phase(phase, step, new_tokens if step else None)
             self._used: list[list[int]] = []
             for tokens, token in zip(out.tokens, self._forward(phase), strict=True):
                 tokens.append(token)
@@ -193,7 +193,9 @@ class Engine:
         on_host = self._compute_on_host(now)
         reads = self._compute_here(now)
         self._compute_shared(layer)
-        predicted = self._ops.predict(self._predictor, view, now.here) if self._predictor else None
+        predicted = (
+            self._ops.predict(self._predictor, view, now.leading_ready) if self._predictor else None
+        )
         if self._prefetches.speculative:  # behind the loads that this layer needs
             self._prefetches.ask(view, predicted)
         if self._synchronises:
@@ -280,7 +282,7 @@ class Engine:
             forms that are not 0, by expert; experts that are complete in their form, and those that
             are on their way in it.
         """
-        forms, where = forms_of(plan, view), view.whereabouts.forms
+        forms, where = forms_of(plan, view), view.residency.forms
         for form in range(self.cache.forms):
             used = [e for e in rows if forms.get(e, 0) == form]
             here = [e for e in used if e in plan.device]
@@ -296,7 +298,7 @@ class Engine:
         if not (load or now.coming):
             return NO_LOADS
         for e in now.coming:
-            if e in now.plan.device and e not in now.there:
+            if e in now.plan.device and e not in now.ready:
                 arrivals[e] = self.transfers.arrival(now.view.layer, e, now.forms.get(e, 0))
         loaded = self.transfers.demand(load) if load else {}
         waiting = load[len(loaded) :]
@@ -328,9 +330,9 @@ class Engine:
 
     def _compute_here(self, now: Layer) -> list[Span]:
         """Compute the leading resident experts of the plan, as one operation for each form."""
-        if not now.here:
+        if not now.leading_ready:
             return []
-        here, rows = now.here, now.rows
+        here, rows = now.leading_ready, now.rows
         if not now.forms:
             each = tuple([rows[e] for e in here])
             return [self._ops.device_experts(Op(_EXPERT, now.view.layer, each, here))]
@@ -354,7 +356,7 @@ class Engine:
             host_ns = cast(int, back.end_ns)
         coming = [
             self.transfers.arrival(view.layer, e, form)
-            for form, where in enumerate(view.whereabouts.forms)
+            for form, where in enumerate(view.residency.forms)
             for e in np.flatnonzero(where.in_flight_E).tolist()
         ]
         brought = [loads.arrivals[e] for e in map(EXPERT_OF, now.plan.load) if e in loads.arrivals]
@@ -367,11 +369,11 @@ class Engine:
     def _compute_arrivals(self, now: Layer, loads: Loads, reads: list[Span]) -> None:
         """Compute the device's remaining experts in plan order, each once its transfer ended."""
         layer, rows, arrivals, forms = now.view.layer, now.rows, loads.arrivals, now.forms
-        for e in now.plan.device[len(now.here) :]:
+        for e in now.plan.device[len(now.leading_ready) :]:
             form = forms.get(e, 0) if forms else 0
             if e in arrivals:
                 reads.append(self._ops.device_expert(layer, e, rows[e], (arrivals[e],), form))
-            elif e in now.there:
+            elif e in now.ready:
                 reads.append(self._ops.device_expert(layer, e, rows[e], (), form))
         self.transfers.computed(reads)
         # There are more loads than slots: each of these waits until a computed expert is evicted.
@@ -431,4 +433,4 @@ class Engine:
 
     def _locate(self, view: LayerView) -> None:
         """Set the view's residency of the layer's experts to their state at this moment."""
-        view.whereabouts = self.cache.whereabouts(view.layer, self.machine.now_ns())
+        view.residency = self.cache.residency(view.layer, self.machine.now_ns())

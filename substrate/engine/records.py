@@ -37,8 +37,8 @@ class Layer(NamedTuple):
     """The decisions about one layer.
 
     ``rows`` and ``keys`` are of all its experts, ascending; ``active`` and ``plan`` of experts that
-    had not begun on the host already.  The device can compute the experts ``there`` at once, and
-    does so with ``here``, those of them that lead the plan.  The experts ``coming`` are in flight.
+    had not begun on the host already.  The device can compute the experts ``ready`` at once, and
+    does so with ``leading_ready``, those that lead the plan.  The experts ``coming`` are in flight.
     ``forms`` holds the form in which an expert is computed, if it is not form 0.
     """
 
@@ -49,8 +49,8 @@ class Layer(NamedTuple):
     active: Active
     plan: Plan
     ahead: Ahead | None
-    there: Sequence[int]
-    here: tuple[int, ...]
+    ready: Sequence[int]
+    leading_ready: tuple[int, ...]
     coming: Sequence[int]
     forms: Mapping[int, int]
 
@@ -147,7 +147,7 @@ def _check_fetches(
             f"layer {layer}: the device is to compute {sorted(needed - fetched)}, which it does "
             "not have and the plan does not load"
         )
-    forms = view.whereabouts.forms
+    forms = view.residency.forms
     for fetch in load:
         expert, form = fetch.expert, fetch.form
         check_form(form, len(forms))
@@ -173,7 +173,7 @@ def forms_of(plan: Plan, view: LayerView) -> dict[int, int]:
     Raises:
         UsageError: there is no such form, or an expert is not in it and the plan does not load it.
     """
-    where, found = cast(InForms, view.whereabouts), dict[int, int]()
+    where, found = cast(InForms, view.residency), dict[int, int]()
     loads = {fetch.expert: fetch.form for fetch in plan.load}
     for form in (*loads.values(), *plan.forms.values()):
         check_form(form, len(where.forms))

@@ -132,7 +132,7 @@ class ExpertCache:
         self.form_pools += [equal_pools(shape, count, scope, tier, least=1) for count, _ in more]
         self.pools, self.slots = self.form_pools[0], sum(slots)
         if more:
-            self.whereabouts = self._in_forms  # type: ignore[method-assign]
+            self.residency = self._in_forms  # type: ignore[method-assign]
         self.capacity = sum(map(sum, self.form_pools))
         self.slot_bytes = sum(sum(p) * n for p, n in zip(self.form_pools, sizes, strict=True))
         self._tier, self._experts, self._layers = tier, experts, shape.num_layers
@@ -200,7 +200,7 @@ class ExpertCache:
             first += form * self._keys
         return [first + expert for expert in experts]
 
-    def whereabouts(self, layer: int, now_ns: int) -> Whereabouts:
+    def residency(self, layer: int, now_ns: int) -> Whereabouts:
         """Return which experts of a layer are resident or in flight at this instant."""
         row = self._rows[layer]
         return Whereabouts(self._ready_ns[row], self.held[row], now_ns)

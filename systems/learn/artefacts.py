@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moebench.substrate.errors import InputError
-from moebench.substrate.files_read import use
+from moebench.substrate.files_read import record_read
 
 
 class Artefact(NamedTuple):
@@ -42,7 +42,7 @@ def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
     """
     from safetensors import SafetensorError, safe_open
 
-    use(file)
+    record_read(file)
     if not file.exists():
         with _alone(file):
             if not file.exists():

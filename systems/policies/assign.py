@@ -61,7 +61,7 @@ class LoadForOneUse(Assignment):
         """Return a plan that loads the layer's absent experts, or its active ones, for one use."""
         absent: Sequence[int] = active.absent
         if view.whole_layers:
-            absent = view.whereabouts.divide(range(view.shape.num_experts))[2]
+            absent = view.residency.divide(range(view.shape.num_experts))[2]
         device = [*active.resident, *active.in_flight, *active.absent]
         return Plan(device, load=[Fetch(view.layer, e, keep=False) for e in absent])
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from moebench.harness.progress import NAMED_S, SILENT_S, Lines
-from moebench.substrate.progress_events import listening, tell
+from moebench.substrate.progress_events import phase_listener, report_phase
 from tests.harness.commands import call
 
 
@@ -31,15 +31,15 @@ class Pipe:
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
     found = Pipe()
-    with listening(found.lines.phase):
+    with phase_listener(found.lines.phase):
         yield found
 
 
 def test_a_phase_of_two_seconds_is_named_once_and_a_shorter_one_is_not(pipe: Pipe) -> None:
-    tell("load")
+    report_phase("load")
     pipe.wait(NAMED_S - 0.5)
     assert pipe.said == []
-    tell("calibrate")
+    report_phase("calibrate")
     pipe.wait(NAMED_S)
     assert [text for _, text in pipe.said] == ["smoe: calibrate, 4 s"]
     pipe.wait(NAMED_S)
@@ -47,12 +47,12 @@ def test_a_phase_of_two_seconds_is_named_once_and_a_shorter_one_is_not(pipe: Pip
 
 
 def test_no_silence_is_longer_than_ten_seconds(pipe: Pipe) -> None:
-    tell("load")
+    report_phase("load")
     pipe.wait(7)
-    tell("prefill")
+    report_phase("prefill")
     pipe.wait(45)
     for token in range(1, 100):
-        tell("decode", token, 100)
+        report_phase("decode", token, 100)
         pipe.wait(1)
     times = [100.0, *(at for at, _ in pipe.said), pipe.now]
     silences = [after - before for before, after in pairwise(times)]
@@ -63,7 +63,7 @@ def test_no_silence_is_longer_than_ten_seconds(pipe: Pipe) -> None:
 
 def test_a_line_says_phase_tokens_work_done_and_time(pipe: Pipe) -> None:
     pipe.lines.step(1, 32)
-    tell("decode", 12, 64)
+    report_phase("decode", 12, 64)
     pipe.wait(NAMED_S + SILENT_S)
     assert pipe.said == [
         (102.0, "smoe: decode 12/64, 1/32 done, 2 s"),
@@ -88,14 +88,14 @@ def test_every_tenth_is_said_and_counts_as_a_line(pipe: Pipe) -> None:
 def test_short_phases_that_alternate_are_not_named(pipe: Pipe) -> None:
     for _ in range(9):
         for phase in ("prefill", "decode", "scoring"):
-            tell(phase)
+            report_phase(phase)
             pipe.wait(1, tick=0.25)
     assert len(pipe.said) == 27 // SILENT_S
 
 
 def test_phase_without_a_listener_prints_nothing() -> None:
     pipe = Pipe()
-    tell("load")
+    report_phase("load")
     pipe.wait(NAMED_S)
     assert pipe.said == []
 

@@ -214,5 +214,5 @@ def test_a_prefill_by_hand():
     assert of(OpKind.EXPERT, Lane.HOST) == [((0,), 148, 203)]
     assert of(OpKind.EXPERT, Lane.DEVICE) == [((1,), 148, 158), ((4,), 158, 168), ((3,), 168, 178)]
     # 1 and 4 stay; the placeholder is empty again.
-    there = made.engine.cache.whereabouts(0, 1_000).resident_E
+    there = made.engine.cache.residency(0, 1_000).resident_E
     assert np.flatnonzero(there).tolist() == [1, 4]

@@ -174,7 +174,7 @@ def prefill(system, tokens):
     made = rig(system, model, slots=3, costs=FlatCosts(prices()))
     made.engine.generate([[1] * len(own)], 1)
     check_timeline(made.spans, made.events, num_experts=6, capacity=3)
-    there = made.engine.cache.whereabouts(0, 10_000).resident_E
+    there = made.engine.cache.residency(0, 10_000).resident_E
     assert np.flatnonzero(there).tolist() == [1, 2]
 
     def of(kind: OpKind, lane: Lane) -> list[tuple[tuple[int, ...], int, int]]:

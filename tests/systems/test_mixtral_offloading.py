@@ -101,7 +101,7 @@ def test_a_speculated_expert_comes_while_the_next_layer_attends(speculated):
 
 def test_it_replaces_the_layers_oldest_only_if_it_is_used(speculated):
     assert moves(speculated) == [((1, 1), None), ((1, 2), (1, 3)), ((1, 0), (1, 2))]
-    held = speculated.cache.whereabouts(1, 10**9).resident_E
+    held = speculated.cache.residency(1, 10**9).resident_E
     assert np.flatnonzero(held).tolist() == [0, 1]
 
 

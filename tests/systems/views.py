@@ -117,7 +117,7 @@ def view(
         hidden_TH=hidden,
     )
     there, coming = set(resident), set(in_flight)
-    made.whereabouts = Whereabouts(
+    made.residency = Whereabouts(
         [0 if e in there else NEVER for e in range(experts)],
         bytes(e in there or e in coming for e in range(experts)),
         now_ns=0,

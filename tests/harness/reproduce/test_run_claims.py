@@ -11,7 +11,7 @@ import pytest
 from moebench.harness.reproduce.bands import Bands
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
 from moebench.harness.reproduce.evidence import Evidence, Experiment
-from moebench.harness.reproduce.run_claims import Workshop, cells_of, reproduce
+from moebench.harness.reproduce.run_claims import ExecutionContext, cells_of, reproduce
 from moebench.harness.sweep.pool import Outcome, Workers
 from moebench.harness.sweep.worker import Failed, Finished, Job
 from moebench.results.claims import Axis, Band, ClaimResult, Exhibit, Measured, Verdict
@@ -88,7 +88,7 @@ class Bench:
     def paper(self, paper: PaperClaims, quick: bool = False) -> Any:
         evidence = replace(self.evidence, quick=quick, _read={}, _seen=[])
         made = Made(self.fails, self.sent)
-        shop = Workshop(lambda local: made, self.board, self.said.append, self.retry)
+        shop = ExecutionContext(lambda local: made, self.board, self.said.append, self.retry)
         (result,) = reproduce([paper], evidence, shop)
         return result
 

@@ -11,7 +11,7 @@ from moebench.reports.compare.tables import comparisons, matrix
 from moebench.reports.formats import svg
 from moebench.reports.formats.svg import WIDTH, fitted, write_figures
 from moebench.reports.page.ablation import ablations
-from moebench.reports.page.static_figures import Still, stills
+from moebench.reports.page.static_figures import StaticFigure, static_figures
 from moebench.reports.sections.accuracy import views
 from moebench.reports.sections.throughput import Point
 from moebench.substrate.errors import InputError
@@ -28,8 +28,8 @@ def ran(system: str, tpot_ms: float, **spec: Any) -> dict[str, Any]:
     return one
 
 
-def drawn(runs: list[dict[str, Any]], **more: Any) -> dict[str, Still]:
-    found = stills(runs, matrix(comparisons(runs).tables), **more)
+def drawn(runs: list[dict[str, Any]], **more: Any) -> dict[str, StaticFigure]:
+    found = static_figures(runs, matrix(comparisons(runs).tables), **more)
     return {one.title: one for one in found}
 
 

@@ -52,7 +52,7 @@ def better(now: int) -> Callable[[LayerView, Active], Plan]:
     def plan(view: LayerView, active: Active) -> Plan:
         if active.absent:
             return loads_in(1)(view, active)
-        full, _ = view.whereabouts.forms
+        full, _ = view.residency.forms
         load = [] if full.is_held(2) else [Fetch(view.layer, 2, form=0)]
         return Plan(list(active.rows), load=load, forms={2: now} if load and now else {})
 

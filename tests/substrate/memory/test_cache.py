@@ -92,11 +92,11 @@ def test_more_slots_than_experts_are_not_kept():
 def test_from_arriving_to_evictable():
     cache = cache_of(1, layers=1, top_k=1)
     cache.claim(2, None)
-    assert not cache.whereabouts(0, NEVER - 1).resident_E.any()
+    assert not cache.residency(0, NEVER - 1).resident_E.any()
     cache.arrive(2, 50)
-    assert cache.whereabouts(0, 49).in_flight_E.tolist() == [False, False, True, False]
-    assert cache.whereabouts(0, 50).resident_E.tolist() == [False, False, True, False]
-    assert not cache.whereabouts(0, 50).in_flight_E.any()
+    assert cache.residency(0, 49).in_flight_E.tolist() == [False, False, True, False]
+    assert cache.residency(0, 50).resident_E.tolist() == [False, False, True, False]
+    assert not cache.residency(0, 50).in_flight_E.any()
     assert not cache.evictable(0, 49).any()
     assert np.flatnonzero(cache.evictable(0, 50)).tolist() == [2]
     assert cache.arriving(0, 49) == [2]
@@ -114,7 +114,7 @@ def test_from_arriving_to_evictable():
 
     assert cache.claim(0, 2) == 0
     assert not cache.holds(2)
-    assert not cache.whereabouts(0, 99).resident_E.any()
+    assert not cache.residency(0, 99).resident_E.any()
     cache.check_integrity()
 
 
@@ -208,8 +208,8 @@ def test_records_of_another_form_have_keys_and_slots_of_their_own():
     cache.claim(14, None)
     assert cache._tier.used_bytes == SMALL
     cache.arrive(14, 5)
-    assert cache.whereabouts(1, 5).divide([2]) == ([2], [], [])
-    full, small = cache.whereabouts(1, 5).forms
+    assert cache.residency(1, 5).divide([2]) == ([2], [], [])
+    full, small = cache.residency(1, 5).forms
     assert (full.is_held(2), small.is_resident(2)) == (False, True)
     assert not cache.evictable(6, 9).any(), "no record leaves for one of another form"
     assert np.flatnonzero(cache.evictable(8, 9)).tolist() == [14]
@@ -225,7 +225,7 @@ def test_a_slot_that_was_let_go_is_free_when_its_last_use_has_ended():
     last_use = computation(cache, 2, 30)
     cache.let_go(2, last_use)
     assert not cache.holds(2)
-    assert not cache.whereabouts(0, 10).resident_E.any()
+    assert not cache.residency(0, 10).resident_E.any()
     assert not cache.evictable(0, 99).any(), "nobody is there to be evicted"
     assert not cache.has_free_slot(0, 29)
     assert cache.has_free_slot(0, 30)
@@ -424,7 +424,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert charged <= tier.used_bytes <= cache.slot_bytes <= tier.budget_bytes
         assert [cache.holds(k) for k in everyone] == [k in self.held for k in everyone]
         for layer in range(self.layers):
-            there, each = cache.whereabouts(layer, now), []
+            there, each = cache.residency(layer, now), []
             for form, where in enumerate(there.forms):
                 keys = [cache.key(layer, expert, form) for expert in range(self.experts)]
                 assert keys[0] == form * total + layer * self.experts

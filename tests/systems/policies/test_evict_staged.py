@@ -145,7 +145,7 @@ def test_each_layer_holds_at_least_what_lru_of_its_share_would(seed, share, stag
             last_use |= dict.fromkeys(gates[layer].ids_TK.ravel().tolist(), step)
         times = last_use.values()
         lru = {e for e, time in last_use.items() if sum(t >= time for t in times) <= share}
-        held = np.flatnonzero(made.cache.whereabouts(layer, 10**9).resident_E).tolist()
+        held = np.flatnonzero(made.cache.residency(layer, 10**9).resident_E).tolist()
         assert lru.issubset(held)
         assert len(held) <= share + staging
 
