@@ -144,15 +144,15 @@ def test_kl_is_that_of_a_forward_pass_with_these_experts_rounded(
                 low.append(set())
                 step = 0
     assert all(low[:2])
-    exact, total, steps = SharedWork(session.checkpoint), 0.0, 0
+    exact, total, steps = SharedWork(session.weights.checkpoint), 0.0, 0
     with torch.inference_mode():
         for question, generation, rounded in zip(
             session.questions, outcome.generations, low, strict=False
         ):
             (text,) = generation.tokens
-            experts = SomeRounded(session.checkpoint, rounded)
-            common = session.checkpoint.common(torch.float32)
-            decoder = Decoder(session.checkpoint.shape, common, experts)
+            experts = SomeRounded(session.weights.checkpoint, rounded)
+            common = session.weights.checkpoint.common(torch.float32)
+            decoder = Decoder(session.weights.checkpoint.shape, common, experts)
             own = forward(decoder, experts, question.prompt, text).double().log_softmax(-1)
             whole = exact.decoder().full_logits([[*question.prompt, *text[:-1]]])[0]
             right = whole[len(question.prompt) :].double().log_softmax(-1)
