@@ -80,7 +80,7 @@ _LAST = (
 
 
 def conditions(options: Iterable[Option]) -> tuple[Condition, ...]:
-    """Return every condition of these options, in display order."""
+    """Return the comparison conditions of the given options, in display order."""
     replaced = {condition.instead_of for condition in (*_FIRST, *_LAST)}
     plain = [one for one in options if one.part == "condition" and one.name not in replaced]
     return (*_FIRST, *map(condition_of, sorted(plain, key=lambda one: one.rank)), *_LAST)

@@ -33,7 +33,7 @@ def system_colours(systems: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def coloured(field: str, known: Mapping[str, str], spare: Iterable[str] = PALETTE) -> Spec:
-    """Return the ``usermeta`` of a colour scale."""
+    """Return the Vega-Lite ``usermeta`` entry that names the colours of a scale."""
     return {"colours": {"field": field, "known": dict(known), "spare": list(spare)}}
 
 

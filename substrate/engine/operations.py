@@ -64,7 +64,7 @@ class Operations:
         self._background: Span | None = None
 
     def begin(self, host_copies: int) -> None:
-        """Called when a pass begins that copies host non-expert weights ``host_copies`` times."""
+        """Begin a forward pass that copies host non-expert weights ``host_copies`` times."""
 
     def attend(self, op: Op, layer: int) -> Span:
         """Submit a layer's attention."""

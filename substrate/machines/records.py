@@ -306,7 +306,7 @@ class MemoryRecords(RecordsInMemory):
         self._back.pace(size, time.perf_counter())
 
     def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
-        """Copy a slot back over the link onto the record, which has the same bytes already."""
+        """Copy a slot back to its record over the link, although the bytes are equal."""
         self._back.carry(slot, self.row(layer, expert))
 
 

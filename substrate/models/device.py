@@ -15,7 +15,7 @@ class Device(Protocol):
         """Copy values from host memory to the device, for operations that are submitted later."""
 
     def index(self, places: list[int]) -> Index:
-        """Return row indices in the form that indexes a tensor of the device."""
+        """Return row indices as a value that can index a tensor on the device."""
 
     def read(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Wait until values of the device are computed, and return them in host memory."""
