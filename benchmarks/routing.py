@@ -17,14 +17,11 @@ from typing import Any
 import numpy as np
 
 from moebench.results.document import dig, routing_of, system_of
+from moebench.results.metrics import metric_of
 from moebench.results.store import Store
 
-FIGURES = {
-    "TPOT ms": ("metrics.tpot_ms.mean", "{:.2f}"),
-    "TTFT ms": ("metrics.ttft_ms.mean", "{:.1f}"),
-    "cache ratio": ("metrics.cache_ratio", "{:.2f}"),
-}
-TPOT = FIGURES["TPOT ms"][0]
+FIGURES = [metric_of(key) for key in ("tpot_ms", "ttft_ms", "cache_ratio")]
+TPOT = FIGURES[0].path
 
 Document = dict[str, Any]
 #: Runs by system and routing.
@@ -80,14 +77,14 @@ def lines(setting: str, runs: Runs) -> Iterator[str]:
     systems = sorted({system for system, _ in runs})
     routings = list(dict.fromkeys(routing for _, routing in runs))
     yield f"## {setting}\n"
-    heads = [f"{figure} {routing}" for figure in FIGURES for routing in routings]
+    heads = [f"{figure.header} {routing}" for figure in FIGURES for routing in routings]
     yield from _row("system", *heads)
     yield from _row(*["---"] * (1 + len(heads)))
     for system in systems:
         cells = []
-        for path, form in FIGURES.values():
-            values = [dig(runs.get((system, routing), {}), path) for routing in routings]
-            cells += ["–" if value is None else form.format(value) for value in values]
+        for figure in FIGURES:
+            values = [dig(runs.get((system, routing), {}), figure.path) for routing in routings]
+            cells += ["–" if value is None else figure.text(value) for value in values]
         yield from _row(system, *cells)
     yield ""
     yield from _row("routings", "systems", "Spearman", "Kendall", "in another order")

@@ -1,6 +1,7 @@
 """Runs of third-party packages: documents, refusals, and real packages."""
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from moebench.systems.registry import NATIVE
 from moebench.workloads.catalogue import workload
 from tests.harness.commands import SMALL, call, refused
 from tests.harness.tiny import write_scale
+from tests.systems.native import fake as fake_package
 from tests.systems.native.fake import TOKEN
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -32,8 +34,10 @@ LOCAL = ("--machine", "local")
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register two fake packages for the tests."""
+    # The registry names modules of `moebench.systems`.
+    monkeypatch.setitem(sys.modules, "moebench.systems.fake", fake_package)
     for name in ("fake", "absent"):
-        row = ("tests.systems.native.fake", name.capitalize(), "does as it is told")
+        row = ("fake", name.capitalize(), "does as it is told")
         monkeypatch.setitem(NATIVE, f"native-{name}", row)
 
 
