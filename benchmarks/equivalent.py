@@ -9,6 +9,7 @@ the hash under which OLD stores the same runs.  Entries of versions in between a
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,29 +53,39 @@ def hashes(checkout: Path, which: str) -> Hashes:
     return found
 
 
-def equivalent(new: Hashes, old: Hashes) -> Hashes:
-    """Return the old hash for each new hash, by kind.
+def equivalent(new: Hashes, old: Hashes) -> tuple[Hashes, list[str]]:
+    """Return the old hash for each new hash by kind, and the swaps whose run ids change.
+
+    Two systems with a swapped decision may come to depend on the same modules, so that their equal
+    new hashes belong to different old ones: the first keeps its ids.
 
     Raises:
-        ValueError: equal new hashes belong to different old ones, or a system is missing.
+        ValueError: equal new hashes of unswapped systems belong to different old ones, or a system
+            is missing.
     """
     found: Hashes = {}
+    changed = []
     for kind, names in old.items():
         found[kind] = {}
         for name, hashed in names.items():
             if name not in new[kind]:
                 raise ValueError(f"{name}: it has no hash in the new checkout")
             replaced = found[kind].setdefault(new[kind][name], hashed)
-            if replaced != hashed:
+            if replaced != hashed and re.search(r"\{.+\}$", name):
+                changed.append(name)
+            elif replaced != hashed:
                 raise ValueError(f"{name}: {new[kind][name]} already replaces {replaced}")
-    return found
+    return found, changed
 
 
 def main(old: str) -> int:
     """Write `results/equivalent.json` for an earlier checkout."""
-    found = equivalent(hashes(FILE.parents[1], "code"), hashes(Path(old).resolve(), "effective"))
+    found, changed = equivalent(
+        hashes(FILE.parents[1], "code"), hashes(Path(old).resolve(), "effective")
+    )
     FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{FILE.name}: {sum(map(len, found.values()))} hashes")
+    print("".join(f"its run ids change: {name}\n" for name in changed), end="")
     return 0
 
 
