@@ -3,6 +3,7 @@
 import sqlite3
 
 from moebench.results.metrics import shown
+from moebench.results.spec import OPTIONS
 
 _RUNS = """
 CREATE TABLE runs (
@@ -34,10 +35,13 @@ _CELLS_OF_RUNS = """
 INSERT INTO cells SELECT run_id, 'done', spec, run_id, NULL, NULL, created FROM runs
 """
 
+#: Columns of `runs`, which the view repeats.
+_OWN = ("run_id", "created", "system", "setting", "workload", "badge")
+
 #: Columns of the view that tell runs apart, and their paths in a run's document.
 FACTS = {
-    **{name: f"spec.{name}" for name in (
-        "model", "machine", "batch", "prompts", "new_tokens", "alpha", "seed", "scoring")},
+    **{name: f"spec.{name}" for name, option in OPTIONS.items()
+       if option.part != "follows" and option.plain is not dict and name not in _OWN},
     "measured_model": "measured.model",
     "code_hash": "provenance.code_hash",
     "weights_hash": "provenance.weights_hash",
@@ -48,10 +52,7 @@ def view() -> str:
     """Return the SQL of the view ``metrics``: a column for each fact and figure of a run."""
     paths = FACTS | {metric.key: metric.path for metric in shown("view")}
     columns = ", ".join(f"json_extract(document, '$.{path}') AS {c}" for c, path in paths.items())
-    return (
-        "CREATE VIEW metrics AS "
-        f"SELECT run_id, created, system, setting, workload, badge, {columns} FROM runs"
-    )
+    return f"CREATE VIEW metrics AS SELECT {', '.join(_OWN)}, {columns} FROM runs"
 
 
 #: Statements that lead to each version from the one before.  Published steps never change.  No step

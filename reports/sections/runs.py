@@ -15,6 +15,7 @@ from moebench.results.document import (
     system_of,
 )
 from moebench.results.metrics import shown
+from moebench.results.spec import OPTIONS
 
 
 class Column(NamedTuple):
@@ -87,10 +88,8 @@ def rows(runs: Sequence[Document]) -> list[dict[str, Any]]:
 
 
 #: Fields of a spec that have a column, and those that follow from others.
-_SHOWN = {
-    "system", "variant", "overrides", "setting", "machine", "software", "model", "workload",
-    "batch", "alpha", "routing", "trace", "options", "slots", "cache_ratio",
-}  # fmt: skip
+_SHOWN = {column.key for column in _CHOICES} | {"variant", "overrides", "trace", "options"}
+_SHOWN |= {option.name for option in OPTIONS.values() if option.part == "follows"}
 
 
 def runs_table(
