@@ -184,6 +184,7 @@ class LoadOrder(FirstInFirstOut):
             settings, is first in, first out.
     """
 
+    takes_forms = False  # the averages of a window are of one form
     window: int | None = None
 
     def __post_init__(self) -> None:

@@ -115,7 +115,7 @@ def smallest_alpha(measured: Mapping[float, float], budget_ms: float) -> float |
 
 
 class Demand(NamedTuple):
-    """Limits of the user: largest TPOT (ms) and largest accuracy loss; None is no limit."""
+    """Limits of the user: largest TPOT (ms) and largest accuracy loss; None means unlimited."""
 
     tpot_ms: float | None
     loss: float | None

@@ -72,7 +72,7 @@ class Limit:
             except OSError:
                 continue
             try:
-                # Without this file the folder is no control group with a memory limit.
+                # Only a control group with a memory limit has this file.
                 if (group / file).exists():
                     (group / file).write_text(str(1 << 50))  # fails if limits cannot be set
                     (group / "cgroup.procs").write_text(str(pid))

@@ -126,7 +126,7 @@ class _Strict:
         self._total, self._done, self._progress = total, 0, progress
 
     def started(self, worker: int, job: Job) -> None:
-        """Not shown."""
+        """Do nothing: only finished runs are counted."""
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
         if isinstance(outcome, Failed):

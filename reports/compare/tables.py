@@ -106,7 +106,7 @@ def comparisons(
                 f"run {run.get('run_id')} lacks {', '.join(gone)}: another version wrote it, or it "
                 "is damaged"
             )
-        elif "evaluation" not in run:  # an evaluator's prompts are no workload to compare
+        elif "evaluation" not in run:  # an evaluator's prompts differ from any workload's
             whole.append(run)
     kept, older = newest(whole)
     if older:

@@ -271,6 +271,8 @@ class Eviction(Policy):
     writes_back: bool = False
     #: Whether it must know future routing, which only a replay passes to `set_future`.
     clairvoyant: ClassVar[bool] = False
+    #: Whether it takes keys of several forms of records; else a system with forms is refused.
+    takes_forms: ClassVar[bool] = False
 
     def set_future(
         self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False

@@ -65,6 +65,12 @@ class System:
         if self.host_experts is not None and self.host_experts < 2:
             raise UsageError(f"host_experts is {self.host_experts}; allowed: 2 or more")
         check_forms(self.forms)
+        if len(self.forms) > 1 and not self.evict.takes_forms:
+            raise UsageError(
+                f"evict is {type(self.evict).__name__}, which knows one form of records, but "
+                f"{type(self).__name__} has {len(self.forms)}; allowed: a policy with "
+                "takes_forms = True, such as --set evict=lru"
+            )
 
     def why_not(self, shape: ModelShape, batch: int) -> str | None:
         """Return why the system does not exist for a model or a batch size; None if it does."""

@@ -190,6 +190,8 @@ class _InOrder(Eviction):
     the entries of all removed keys.
     """
 
+    takes_forms = True
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Create an empty order for each pool."""
         self._experts = shape.num_experts
@@ -251,6 +253,7 @@ class LeastFrequentlyUsed(Eviction):
         tie: which of equal counts is evicted: the lowest ``id`` or the oldest use (``lru``).
     """
 
+    takes_forms = True
     survive: bool = False
     tie: Literal["id", "lru"] = "lru"
 

@@ -169,6 +169,19 @@ def test_a_replay_charges_forms_and_says_that_its_text_does_not_follow() -> None
     assert note.startswith("records in other forms (int4) are charged; the trace does not follow")
 
 
+@pytest.mark.parametrize("evict", ["arc", "mrs", "only-named", "staged-lru", "static"])
+def test_an_eviction_that_knows_one_form_is_refused(evict: str) -> None:
+    line = refused("run", "--system", MIXED, *SMALL, "--set", f"evict={evict}")
+    assert "which knows one form of records, but MixedPrecision has 2" in line
+    assert line.endswith("allowed: a policy with takes_forms = True, such as --set evict=lru")
+
+
+@pytest.mark.parametrize("evict", ["lru", "fifo", "lifo", "lfu"])
+def test_an_eviction_that_takes_forms_runs(evict: str) -> None:
+    called = call("run", "--system", MIXED, *SMALL, "--routing", "drawn", "--set", f"evict={evict}")
+    assert called.code == 0, called.err
+
+
 def test_machines_that_hold_whole_records_refuse_the_forms(tmp_path: Path) -> None:
     line = refused("run", "--system", MIXED, *SMALL, "--machine", "local")
     assert "--machine local: holds whole records only, but" in line
