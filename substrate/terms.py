@@ -4,7 +4,7 @@ Shape letters: T rows (all tokens of a pass), E experts, K chosen experts a toke
 H the hidden width of the computing model, which may be a scale model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -19,6 +19,8 @@ Learnt = Literal["scores", "hidden", "embedding", "predictions", "sensitivity"]
 WORDS: dict[Learnt, str] = {
     "scores": "gate scores", "hidden": "hidden states", "embedding": "embeddings",
 }  # fmt: skip
+#: Token ids of each text.
+Texts = Sequence[Sequence[int]]
 Ids = np.ndarray
 Scores = np.ndarray
 

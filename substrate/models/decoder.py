@@ -21,7 +21,7 @@ from moebench.substrate.models.protocol import Experts
 from moebench.substrate.models.rotary import Rotations
 from moebench.substrate.models.shape import ROPE_TYPES, ModelShape
 from moebench.substrate.models.states import Foreseen, Prefilled
-from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores, Texts
 
 #: Most (row, rank) places that are computed in one product.  More places are a prefill, in which
 #: experts run one by one, each on all its rows.
@@ -67,10 +67,7 @@ class Decoder:
 
     # ------------------------------------------------------------------ one batch, one pass
 
-    def begin(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
-    ) -> None:  # fmt: skip
+    def begin(self, prompts: Texts, new_tokens: int, forced: Texts = ()) -> None:
         """Allocate the KV cache of a batch; prompts may differ in length."""
         s = self.shape
         if not prompts:

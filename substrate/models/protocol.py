@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores, Texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,10 +49,7 @@ class Model(Protocol):
 
     shape: ModelShape
 
-    def begin(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
-    ) -> None:  # fmt: skip
+    def begin(self, prompts: Texts, new_tokens: int, forced: Texts = ()) -> None:
         """Start a batch of prompts (token ids) that generate at most ``new_tokens`` tokens each.
 
         ``forced`` holds, for each sequence, tokens that replace the first ones that it chooses.

@@ -13,7 +13,7 @@ import numpy as np
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.states import Prefilled
-from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores, Texts
 
 
 class _Known(NamedTuple):
@@ -36,10 +36,7 @@ class RememberedPrefills:
         self._decoder, self._prefills = decoder, prefills
         self.shape = decoder.shape
 
-    def begin(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
-    ) -> None:  # fmt: skip
+    def begin(self, prompts: Texts, new_tokens: int, forced: Texts = ()) -> None:
         """Start a batch of prompts in the decoder."""
         self._key = tuple(tuple(prompt) for prompt in prompts)
         self._decoder.begin(prompts, new_tokens, forced)

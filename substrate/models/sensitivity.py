@@ -13,7 +13,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.models.attention import GroupedQueryAttention
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.layers import gate_weights, own_choice
-from moebench.substrate.terms import Gate, Ids
+from moebench.substrate.terms import Gate, Ids, Texts
 
 
 class DifferentiableDecoder(Decoder):
@@ -64,10 +64,7 @@ class DifferentiableDecoder(Decoder):
         # Rows whose lowest expert has share 0 have no effect.
         return (effect_T / share_T).nan_to_num().square().mean()
 
-    def begin(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
-    ) -> None:  # fmt: skip
+    def begin(self, prompts: Texts, new_tokens: int, forced: Texts = ()) -> None:
         """Start a batch of exactly one text."""
         if len(prompts) != 1:
             raise UsageError(f"{len(prompts)} texts at once: gradients are of one text at a time")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.terms import Gate, Lookahead, Phase, Scores
+from moebench.substrate.terms import Gate, Lookahead, Phase, Scores, Texts
 from moebench.substrate.traces.passes import Batches, TracedModel
 
 
@@ -24,10 +24,7 @@ class RoutedDecoder:
     def __getattr__(self, name: str) -> object:
         return getattr(self._decoder, name)
 
-    def begin(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
-    ) -> None:  # fmt: skip
+    def begin(self, prompts: Texts, new_tokens: int, forced: Texts = ()) -> None:
         """Start the next recorded batch in the trace and in the decoder."""
         self._recorded.begin(prompts, new_tokens, forced)
         self._decoder.begin(prompts, new_tokens)

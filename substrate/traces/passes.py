@@ -19,7 +19,7 @@ import numpy as np
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores, Texts
 
 
 @dataclass(slots=True)
@@ -74,10 +74,7 @@ class Recorder:
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
 
-    def begin(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
-    ) -> None:  # fmt: skip
+    def begin(self, prompts: Texts, new_tokens: int, forced: Texts = ()) -> None:
         """Start a batch in the model and in the trace."""
         self._model.begin(prompts, new_tokens, forced)
         self._lengths = tuple(len(prompt) for prompt in prompts)
@@ -131,10 +128,7 @@ class TracedModel:
         self._embeddings = trace.embeddings
         self._gated = -1
 
-    def begin(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
-    ) -> None:  # fmt: skip
+    def begin(self, prompts: Texts, new_tokens: int, forced: Texts = ()) -> None:
         """Start the next recorded batch; its tokens include those forced at recording."""
         self._batch, batch = next(self._batches, (0, None))
         if not batch or len(batch) < new_tokens:
@@ -156,7 +150,9 @@ class TracedModel:
         return sum(self._pass.rows)
 
     def attend(self, layer: int) -> None:
-        """Do nothing: a replay computes no attention."""
+        """Do nothing: a replay computes no attention, no feed-forward block and no sum."""
+
+    shared = combine = dense = attend
 
     def gate(self, layer: int) -> Gate:
         """Return a layer's recorded gate scores and choice."""
@@ -180,15 +176,6 @@ class TracedModel:
         self, layer: int, experts: Sequence[int], ahead: bool = False, form: int = 0
     ) -> None:
         """Do nothing: a replay computes no expert on the host."""
-
-    def shared(self, layer: int) -> None:
-        """Do nothing: a replay computes no shared expert."""
-
-    def combine(self, layer: int) -> None:
-        """Do nothing: a replay has no expert outputs to add."""
-
-    def dense(self, layer: int) -> None:
-        """Do nothing: a replay computes no dense layer."""
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """Return the recorded prediction; for `Lookahead.EXACT`, the later gate's own choice."""

@@ -23,7 +23,7 @@ import numpy as np
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores, Texts
 from moebench.substrate.traces.file import Header, Prediction
 from moebench.substrate.traces.writer import TraceWriter
 
@@ -65,10 +65,7 @@ class TraceRecorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def begin(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
-    ) -> None:  # fmt: skip
+    def begin(self, prompts: Texts, new_tokens: int, forced: Texts = ()) -> None:
         """Start a batch in the model, and number its sequences in the trace."""
         self._model.begin(prompts, new_tokens, forced)
         self._prompts = [list(prompt) for prompt in prompts]
