@@ -17,8 +17,8 @@ Deviations, where the code is not modelled:
 
 - The search over 2^E splits costs the authors' code .6 ms a layer for 8 experts and .30 s for 16;
   in moebench it is free.
-- The code loads a swapped-out expert with more than 8 tokens again, through the placeholder;
-  moebench computes it before its swap begins, which saves a few of a prompt's hundreds of loads.
+- The code loads a swapped-out expert with more than 8 tokens again, through the placeholder; here
+  it is computed before its swap begins, which saves a few of a prompt's hundreds of loads.
 - The code swaps in from page-locked memory an expert that was swapped out before, others from
   pageable memory; in moebench every copy has the profile's rate.
 - The code's placeholder is memory in addition to the expert slots; in moebench it is one of them.
