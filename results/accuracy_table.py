@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from moebench.results.csvfile import TableRow, csv_text, read_rows
 from moebench.results.document import dig
 from moebench.results.paper_tables import Percent, Share
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import InputError
 from moebench.substrate.files import write_text
 
@@ -97,8 +98,8 @@ _DECIMALS = {
 
 #: Path in a run's document of each column that a row repeats.
 _PATHS = {
-    **{name: f"spec.{name}" for name in
-       ("setting", "model", "system", "workload", "alpha", "scoring", "seed")},
+    **{name: f"spec.{name}" for name in AccuracyRow.model_fields if name in RunSpec.model_fields},
+    "alpha": "spec.alpha",
     **{name: f"accuracy.{name}" for name in
        ("n", "score", "stderr", "chance", "agreement", "kl", "cut")},
     "cache_ratio": "metrics.cache_ratio",
