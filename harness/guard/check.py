@@ -1,9 +1,9 @@
 """``moebench check``: recomputes fixed cells and compares them with accepted references.
 
 The cells are a part of the accuracy tables, or those of a user's sweep file, with references in the
-user's folder.  `verdicts` compares answers example by example, `latency` latencies of the
-simulated machine exactly, and `arithmetic` identifies whether floating-point sums round as for
-the references.
+user's folder.  `golden` holds the scale models to stored logits on any arithmetic, `verdicts`
+compares answers example by example, `latency` latencies of the simulated machine exactly, and
+`arithmetic` identifies whether floating-point operations round as for the references.
 """
 
 import json
@@ -11,6 +11,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,34 +20,33 @@ import yaml
 
 from moebench.harness import console
 from moebench.harness.arguments import require_writable
-from moebench.harness.guard.latency import FIGURES, compare_latencies, latency
-from moebench.harness.guard.verdicts import UPDATE, Verdict, compare, difference, questions
+from moebench.harness.guard.latency import NOTHING_COMPUTED, compare_latencies, latency
+from moebench.harness.guard.references import read_references
+from moebench.harness.guard.verdicts import UPDATE, Finding, Verdict, compare, difference
 from moebench.harness.run.repeat import shortest
 from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import run_all
-from moebench.harness.sweep.plan import cells_from_file
+from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.harness.sweep.worker import Document
 from moebench.results.spec import RunSpec
-from moebench.substrate.errors import InputError, UsageError
-from moebench.substrate.models.catalogue import scale_path
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.catalogue import scale_path, ships
 
 SUBSET = Path(__file__).parents[1] / "catalogue" / "check.yaml"
 REFERENCES = Path(__file__).parents[2] / "results" / "accuracy" / "check.json"
 
-#: The `arithmetic` of a cell whose routing is replayed or drawn.
-NOTHING_COMPUTED = "none"
-#: The keys of a cell's latencies.
-NO_LATENCY = dict.fromkeys((*FIGURES, "profile_hash"))
+#: Fields of a spec that two cells share if one is the other's twin (`harness.guard.latency`).
+SUBJECT = ("system", "variant", "overrides", "setting", "machine", "software", "model")
 
 EXIT_CODES = {
-    Verdict.PASS: 0, Verdict.IMPROVED: 0, Verdict.NOT_MEASURED: 3, Verdict.REGRESSED: 1,
+    Verdict.PASS: 0, Verdict.IMPROVED: 4, Verdict.NOT_MEASURED: 3, Verdict.REGRESSED: 1,
 }  # fmt: skip
 
 
 def subset() -> dict[str, RunSpec]:
-    """Return the fixed cells by name."""
+    """Return the fixed cells by name: those that compute, then those with replayed routing."""
     plan = yaml.safe_load(SUBSET.read_text())
-    return {
+    computed = {
         f"{row['system']} {setting} {name}": resolve(
             None, system=row["system"], setting=setting, workload=name, prompts=plan["prompts"],
             seed=plan["seed"], allow_overcommit=row["system"] == "gpu-only", scoring="generation",
@@ -54,6 +54,12 @@ def subset() -> dict[str, RunSpec]:
         for row in plan["cells"]
         for setting, name in product(row["settings"], row["workloads"])
     }  # fmt: skip
+    replayed = {
+        f"{spec.system} {spec.setting} {'drawn' if spec.trace is None else 'replayed'}": spec
+        for sweep in plan["replayed"]
+        for spec in expand(sweep, None)
+    }
+    return computed | replayed
 
 
 class Guarded(NamedTuple):
@@ -87,17 +93,23 @@ def own(file: Path, folder: Path, data_dir: Path | None) -> Guarded:
 
 def measure(jobs: int, guarded: Guarded | None = None) -> dict[str, dict[str, Any]]:
     """Recompute every cell: its accuracy with items, its latencies, the hashes of its inputs."""
-    from moebench.harness.guard.arithmetic import probe
-
     specs, data_dir = (guarded.specs, guarded.data_dir) if guarded else (subset(), None)
     with tempfile.TemporaryDirectory() as scratch, console.progress("check") as progress:
         documents = run_all(list(specs.values()), data_dir, Path(scratch), jobs, progress)
     computed_by = [_computed_by(document) for document in documents]
-    probes = {by: probe(Path(by[0]), by[1]) for by in set(computed_by) if by is not None}
     return {
-        name: _cell(document, NOTHING_COMPUTED if by is None else probes[by])
+        name: _cell(document, NOTHING_COMPUTED if by is None else _arithmetic(*by))
         for name, document, by in zip(specs, documents, computed_by, strict=True)
     }
+
+
+@cache
+def _arithmetic(weights: str, threads: int) -> dict[str, str]:
+    """Return the hashes of torch's own operations, and of this program's outputs, by name."""
+    from moebench.harness.guard.arithmetic import probe
+    from moebench.harness.guard.golden import fingerprint
+
+    return {**probe(threads), "this program": fingerprint(Path(weights), threads)}
 
 
 def _computed_by(document: Document) -> tuple[str, int] | None:
@@ -108,10 +120,11 @@ def _computed_by(document: Document) -> tuple[str, int] | None:
     return spec["weights"] or str(scale_path(spec["model"])), document["provenance"]["threads"]
 
 
-def _cell(document: Document, arithmetic: str) -> dict[str, Any]:
-    source = document["provenance"]
+def _cell(document: Document, arithmetic: str | dict[str, str]) -> dict[str, Any]:
+    source, spec = document["provenance"], document["spec"]
     return {
-        "accuracy": document["accuracy"], "alpha": document["spec"]["alpha"],
+        "accuracy": document["accuracy"], "alpha": spec["alpha"],
+        "subject": {name: spec[name] for name in SUBJECT},
         "data_hash": source["data_hash"], "weights_hash": source["weights_hash"],
         "arithmetic": arithmetic, "latency": latency(document),
     }  # fmt: skip
@@ -127,11 +140,14 @@ def check_command(update: bool, jobs: int, as_json: bool, guarded: Guarded | Non
     if update:
         require_writable(guarded.references.parent, "--references")
     now = measure(jobs, guarded)
-    findings = compare(now, known, guarded.update) + compare_latencies(now, known)
+    models = _golden(guarded)
     if update:
         _write(guarded.references, now)
         _say_changes(now, known)
+        if guarded.references == REFERENCES and any(f.verdict != Verdict.PASS for f in models):
+            _accept_models(models)
         return 0
+    findings = models + compare(now, known, guarded.update) + compare_latencies(now, known)
     gravest = max((f.verdict for f in findings), key=list(Verdict).index)
     if as_json:
         cells = [{"cell": f.cell, "verdict": f.verdict, "reason": f.reason} for f in findings]
@@ -143,23 +159,23 @@ def check_command(update: bool, jobs: int, as_json: bool, guarded: Guarded | Non
     return EXIT_CODES[gravest]
 
 
-def read_references(path: Path, update: str = UPDATE) -> dict[str, dict[str, Any]]:
-    """Return the accepted cells; none if the file does not exist.
+def _golden(guarded: Guarded) -> list[Finding]:
+    """Return the verdicts on the scale models that ship and that the cells compute with."""
+    from moebench.harness.guard.golden import check_golden
 
-    Raises InputError: the file was not written by `moebench check --update`.
-    """
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-        for cell in found.values():
-            accuracy = cell["accuracy"]
-            _ = (accuracy["score"], accuracy["agreement"], accuracy["kl"], cell["data_hash"])
-            _ = (cell["weights_hash"], cell["arithmetic"], questions(accuracy))
-            _ = [(cell.get("latency") or NO_LATENCY)[figure] for figure in NO_LATENCY]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: not a reference ({error!r}); make it again: {update}") from error
-    return dict(found)
+    if not ships():
+        return []
+    computing = [spec for spec in guarded.specs.values() if spec.trace is None]
+    names = {spec.model for spec in computing if spec.routing == "model" and spec.weights is None}
+    return check_golden(sorted(name for name in names if name is not None))
+
+
+def _accept_models(findings: list[Finding]) -> None:
+    from moebench.harness.guard.golden import write_golden
+
+    for one in findings:
+        console.say(f"{one.cell}: {one.reason}")
+    write_golden()
 
 
 def _write(path: Path, cells: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Compares accuracy cells with their references, example by example.
 
-On the arithmetic of the reference (see `harness.guard.arithmetic`) results are deterministic: any
-difference is due to the code.
+On the arithmetic of the reference results are deterministic: any difference is due to the code.
+The arithmetic is the same if torch's own operations round alike (`harness.guard.arithmetic`) and
+the program adds in the same order (`harness.guard.golden.fingerprint`).
 
 On other arithmetic sums round differently.  That leaves an example's answer unchanged, and its KL
 divergence up to a few millionths; but occasionally a score is so close to a threshold that a
@@ -83,6 +84,8 @@ def compare(
             findings.append(Finding(name, Verdict.NOT_MEASURED, f"{why}; {update}"))
             continue
         pair = (cell["accuracy"], reference["accuracy"])
+        if not any(accuracy["items"]["answer"] for accuracy in pair):  # replayed: nothing to answer
+            continue
         if reference["weights_hash"] != cell["weights_hash"]:
             other_weights.append(pair)
             findings.append(_by_sign(name, [pair], threshold))
@@ -133,7 +136,7 @@ def _direction(pairs: Sequence[Pair], found: Mapping[str, int]) -> Verdict:
         score - old_score, agreement - old_agreement, old_kl - kl,
         found["closer"] - found["farther"],
     )  # fmt: skip
-    if any(gain < 0 for gain in gains):
+    if any(gain < 0 or math.isnan(gain) for gain in gains):
         return Verdict.REGRESSED
     return Verdict.IMPROVED if any(gain > 0 for gain in gains) else Verdict.PASS
 
@@ -181,12 +184,12 @@ class Question(NamedTuple):
 
 
 def questions(accuracy: Accuracy) -> list[Question]:
-    """Return the examples of a cell.
-
-    Raises KeyError, TypeError, ValueError: the cell was not written by a run.
-    """
+    """Return the examples of a cell; without reference answer each has value 0, without KL inf."""
     columns = [accuracy["items"][name] for name in Question._fields]
-    return [Question(*row) for row in zip(*columns, strict=True)]
+    return [
+        Question(value or 0.0, answer, agreed, math.inf if kl is None else kl)
+        for value, answer, agreed, kl in zip(*columns, strict=True)
+    ]
 
 
 def _changes(pairs: Sequence[Pair]) -> Counter[str]:

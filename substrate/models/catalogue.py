@@ -81,6 +81,11 @@ def scale_names() -> list[str]:
     return sorted(path.parent.name for path in SCALE.glob("*/config.json"))
 
 
+def ships() -> bool:
+    """Return whether the scale models in use are those that ship with moebench."""
+    return not os.environ.get(FOLDER_VARIABLE)
+
+
 def scale_path(name: str) -> Path:
     """Return the folder of a model's scale checkpoint, which may not exist."""
     return SCALE / name

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from moebench.harness.guard import check
 from moebench.harness.guard.check import EXIT_CODES, read_references, subset
+from moebench.harness.guard.golden import GOLDEN, check_golden
 from moebench.harness.guard.verdicts import Finding, Verdict, compare
 from moebench.substrate.engine.decisions import LayerView, Routed
 from moebench.substrate.errors import InputError
@@ -29,18 +31,23 @@ Cells = dict[str, dict[str, Any]]
 
 
 def test_every_verdict_has_its_exit_code():
-    assert [EXIT_CODES[v] for v in Verdict] == [0, 0, 3, 1]
+    assert [EXIT_CODES[v] for v in Verdict] == [0, 4, 3, 1]
 
 
 def test_the_subset_covers_every_family_in_every_setting_of_smoe():
     specs = subset().values()
-    smoe = {(spec.setting, spec.workload) for spec in specs if spec.system == "smoe"}
+    computed = [spec for spec in specs if spec.routing == "model" and spec.trace is None]
+    smoe = {(spec.setting, spec.workload) for spec in computed if spec.system == "smoe"}
     assert len(smoe) == 15
-    assert all(spec.scoring == "generation" for spec in specs)
+    assert all(spec.scoring == "generation" for spec in computed)
 
 
 def test_the_references_that_ship_are_those_of_the_subset():
-    assert read_references(check.REFERENCES).keys() == subset().keys()
+    known = read_references(check.REFERENCES, "")
+    assert known.keys() == subset().keys()
+    # Each cell that computes has a twin, in which nothing is computed.
+    replayed = [cell["subject"] for cell in known.values() if cell["arithmetic"] == "none"]
+    assert all(cell["subject"] in replayed for cell in known.values())
 
 
 # ----------------------------------------------------------------------------- real cells
@@ -55,7 +62,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a plan of one cell, whose two prompts can show more than rounding changes."""
     file = tmp_path_factory.mktemp("plan") / "check.yaml"
     cells = [{"system": "smoe", "settings": ["D1"], "workloads": ["inflection"]}]
-    file.write_text(json.dumps({"prompts": 2, "seed": 0, "cells": cells}))
+    file.write_text(json.dumps({"prompts": 2, "seed": 0, "cells": cells, "replayed": []}))
     return file
 
 
@@ -68,6 +75,7 @@ def measured(plan: Path, tiny_models: None) -> Measured:
         if change not in known:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(check, "SUBSET", plan)
+                check._arithmetic.cache_clear()
                 change(patch)
                 known[change] = check.measure(jobs=0)
         return known[change]
@@ -214,17 +222,43 @@ def test_a_corrupted_router_is_a_regression(measured, corrupt, reference):
 
 def test_a_broken_reference_file_is_one_line(measured, tmp_path):
     file = tmp_path / "check.json"
-    assert read_references(file) == {}
+    assert read_references(file, "check --update") == {}
     whole = measured(unchanged)
     file.write_text(json.dumps(whole))
-    assert read_references(file) == whole
-    without_items, of_two_lengths = copy.deepcopy(whole), copy.deepcopy(whole)
-    del only(without_items)["accuracy"]["items"]
-    del only(of_two_lengths)["accuracy"]["items"]["kl"][1]
-    for text in ("{", "[]", json.dumps(without_items), json.dumps(of_two_lengths)):
+    assert read_references(file, "check --update") == whole
+    texts = ["{", "[]"]
+    for damage in (
+        lambda cell: cell["accuracy"].pop("items"),
+        lambda cell: cell["accuracy"]["items"]["kl"].pop(),
+        lambda cell: cell["accuracy"].update(kl=math.nan),
+        lambda cell: cell["accuracy"]["items"]["kl"].append(math.inf),
+        lambda cell: cell["latency"].update(tpot_ms=math.nan),
+        lambda cell: cell["latency"].update(e2e_ms="12"),
+        lambda cell: cell.update(arithmetic=None),
+        lambda cell: cell.update(alpha="0.3"),
+    ):
+        damaged = copy.deepcopy(whole)
+        damage(only(damaged))
+        texts.append(json.dumps(damaged))
+    for text in texts:
         file.write_text(text)
         with pytest.raises(InputError, match=r"check.json: not a reference .*check --update"):
-            read_references(file)
+            read_references(file, "check --update")
+
+
+def test_a_damaged_golden_file_is_one_line(tmp_path):
+    golden_file = tmp_path / "golden.npz"
+    golden_file.write_bytes(GOLDEN.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"golden\.npz"):
+        check_golden(["mixtral-8x7b"], golden_file)
+    with np.load(GOLDEN) as known:
+        arrays = dict(known)
+    arrays["mixtral-8x7b.forced"][0, 0, 0] = np.nan
+    np.savez(golden_file, **arrays)
+    with pytest.raises(
+        InputError, match=r"golden\.npz: mixtral-8x7b has a logit that is not a num"
+    ):
+        check_golden(["mixtral-8x7b"], golden_file)
 
 
 @pytest.fixture

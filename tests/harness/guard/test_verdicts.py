@@ -92,6 +92,21 @@ def test_a_divergence_that_differs_by_rounding_is_no_difference(source):
         assert (found.verdict, found.reason) == (Verdict.PASS, "equal within rounding")
 
 
+def test_a_score_that_is_no_number_is_a_regression():
+    now = cell("1101", kl=0.0)
+    now["accuracy"]["agreement"] = math.nan
+    assert verdict(now, cell("1101")) is Verdict.REGRESSED
+
+
+def test_examples_without_reference_answer_or_divergence_are_compared_by_their_text():
+    now, before = cell("1101"), cell("1101")
+    for one in (now, before):
+        one["accuracy"] |= {"score": None, "kl": None}
+        one["accuracy"]["items"] |= {"value": [None] * 4, "kl": [None] * 4}
+    now["accuracy"]["items"]["answer"][1] = "another"
+    assert "1 of 4 questions moved" in finding(now, before).reason
+
+
 def test_other_answers_of_the_same_worth_neither_regress_nor_improve():
     other = cell("1101")
     other["accuracy"]["items"]["answer"][2] = "another wrong answer"
