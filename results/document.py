@@ -4,6 +4,7 @@ A value that a document lacks is None, so that documents of earlier versions can
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,11 @@ PERPLEXITY = "perplexity"
 
 #: How many standard errors a score must be above guessing to count as above it.
 ERRORS = 2.0
+
+
+def is_run_id(text: object) -> bool:
+    """Return whether a text can be a run's id: letters and digits only, so no path."""
+    return isinstance(text, str) and re.fullmatch(r"[0-9A-Za-z]{1,64}", text) is not None
 
 
 def dig(document: Mapping[str, Any], path: str) -> Any:

@@ -17,7 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from moebench.results.document import is_run_id
 from moebench.substrate.errors import InputError
+from moebench.substrate.files import brief
 
 FOLDER = "samples"
 
@@ -41,7 +43,12 @@ class Runs(Protocol):
 
 
 def samples_path(directory: Path, run_id: str) -> Path:
-    """Return the path of a run's samples in the store in ``directory``."""
+    """Return the path of a run's samples in the store in ``directory``.
+
+    Raises InputError: the id could name a file outside the store.
+    """
+    if not is_run_id(run_id):
+        raise InputError(f"run {brief(run_id)} is no id of moebench; its samples are left alone")
     return directory / FOLDER / f"{run_id}.parquet"
 
 

@@ -62,6 +62,7 @@ STEPS: dict[int, tuple[str, ...]] = {
     2: (_CELLS, _CELLS_OF_RUNS),
     3: (),  # the view had more columns
     4: (),  # timelines may be compressed, which earlier code cannot read
+    5: ("ALTER TABLE runs ADD COLUMN digest TEXT",),  # of the document, see `results.store.digest`
 }
 SCHEMA_VERSION = max(STEPS)
 

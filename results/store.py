@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from moebench.results.document import is_run_id
 from moebench.results.samples import samples_path
 from moebench.results.schema import SCHEMA_VERSION, migrate
 from moebench.results.store_hints import in_store, no_runs
@@ -33,10 +34,13 @@ FILE_NAME = "runs.sqlite"
 #: Seconds that a writer waits for other writers before it fails.
 BUSY_S = 30.0
 
-_INSERT = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_CELL = "INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)"
 #: A cell that failed with other code, or before its inputs were hashed, has another id.
 _FORGET_FAILURE = "DELETE FROM cells WHERE state != 'done' AND spec = ? AND cell_id != ?"
+
+#: Note, and part of the badge, of a document whose text is not the one that was written.
+CHANGED = "changed since it was written"
 
 _BROKEN = "{} is damaged or not a moebench store ({}); move it away or give another --store"
 
@@ -66,6 +70,11 @@ def run_key(spec: dict[str, Any], **hashes: str) -> str:
     """
     text = _dump({"spec": spec, "hashes": hashes}, "spec", sort=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def digest(text: str) -> str:
+    """Return the digest of a document's text, which is stored beside it."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 State = Literal["queued", "done", "failed"]
@@ -166,13 +175,26 @@ class Store:
 
     def finished(self) -> dict[str, str]:
         """Return the id of the run that finished each cell, by the cell's id."""
-        query = "SELECT cell_id, run_id FROM cells WHERE state = 'done'"
-        return dict(self._read(query, since=2) or self._read("SELECT run_id, run_id FROM runs"))
+        unchanged = (
+            "SELECT cell_id, run_id FROM cells JOIN runs USING (run_id) WHERE state = 'done' "
+            "AND (digest IS NULL OR digest = digest_of(document))"
+        )
+        older = "SELECT cell_id, run_id FROM cells WHERE state = 'done'"
+        rows = self._read(unchanged, since=5) + self._read(older, since=2, before=5)
+        return dict(rows or self._read("SELECT run_id, run_id FROM runs", before=2))
 
     def get(self, run_id: str) -> dict[str, Any] | None:
-        """Return the document of a run, or None if the store has no such run."""
-        rows = self._read("SELECT document FROM runs WHERE run_id = ?", run_id)
-        return self._load(rows[0][0]) if rows else None
+        """Return a run's document, or None if there is none that is valid (`left_out` says why).
+
+        A document that was changed since it was written says so in its badge and its notes.
+        """
+        found = list(self._documents("WHERE run_id = ?", run_id))
+        return found[0] if found else None
+
+    def reusable(self, run_id: str) -> dict[str, Any] | None:
+        """Return a run's document if it is as it was written, so that it need not be computed."""
+        found = self.get(run_id)
+        return None if found is None or CHANGED in found["notes"] else found
 
     def timeline(self, run_id: str) -> list[dict[str, Any]] | None:
         """Return the span records stored with a run (microseconds), or None."""
@@ -189,9 +211,20 @@ class Store:
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the valid documents of all runs, oldest first; `left_out` names damaged ones."""
-        rows = self._read("SELECT run_id, document FROM runs ORDER BY created, run_id")
-        found = (self._sound(f"run {i}", text, partial(problem, run_id=i)) for i, text in rows)
-        return [document for document in found if document is not None]
+        return list(self._documents("ORDER BY created, run_id"))
+
+    def _documents(self, which: str, *values: str) -> Iterator[dict[str, Any]]:
+        """Yield the valid documents of a selection of runs, marked if they were changed."""
+        rows = self._read(f"SELECT run_id, document, digest FROM runs {which}", *values, since=5)
+        rows += self._read(f"SELECT run_id, document, NULL FROM runs {which}", *values, before=5)
+        for run_id, text, written in rows:
+            document = self._sound(f"run {run_id}", text, partial(problem, run_id=run_id))
+            if document is None:
+                continue
+            if written is not None and written != digest(text):
+                document["badge"] = f"{document.get('badge')}, {CHANGED}"
+                document["notes"] = [CHANGED, *(document.get("notes") or ())]
+            yield document
 
     def ids(self) -> list[str]:
         """Return all run ids in alphabetical order."""
@@ -199,6 +232,21 @@ class Store:
 
     def find(self, prefix: str) -> dict[str, Any]:
         """Return the document of the run whose id is ``prefix``, or else begins with it.
+
+        Raises:
+            UnknownNameError, UsageError: as `find_id`.
+            InputError: the document is damaged.
+        """
+        run_id = self.find_id(prefix)
+        document = self.get(run_id)
+        if document is None and f"run {run_id}" in self.left_out:
+            raise InputError(f"{self.left_out[f'run {run_id}']}, or remove it with moebench rm")
+        if document is None:  # removed by another process between the two reads
+            raise UnknownNameError("run", prefix, [i for i in self.ids() if i != run_id])
+        return document
+
+    def find_id(self, prefix: str) -> str:
+        """Return the id of the run whose id is ``prefix``, or else begins with it.
 
         Raises:
             UnknownNameError: no run's id begins with it.
@@ -216,10 +264,7 @@ class Store:
         if len(matches) > 1:
             some = ", ".join(matches[:5]) + (", ..." if len(matches) > 5 else "")
             raise UsageError(f"run {prefix!r} is ambiguous: {some}; give more characters")
-        document = self.get(matches[0])
-        if document is None:  # removed by another process between the two reads
-            raise UnknownNameError("run", prefix, [i for i in ids if i != matches[0]])
-        return document
+        return str(matches[0])
 
     def remove(self, run_ids: Sequence[str]) -> None:
         """Delete runs, the cells that they finished, and their samples."""
@@ -228,7 +273,7 @@ class Store:
             db.executemany("DELETE FROM runs WHERE run_id = ?", ids)
             db.executemany("DELETE FROM cells WHERE run_id = ?", ids)
         with self._errors():
-            for run_id in run_ids:
+            for run_id in filter(is_run_id, run_ids):
                 samples_path(self.directory, run_id).unlink(missing_ok=True)
 
     def compact(self) -> None:
@@ -285,17 +330,24 @@ class Store:
             raise InputError(_BROKEN.format(self.path, "it holds other tables"))
         return version if tables else 0
 
-    def _read(self, query: str, *values: str, since: int = 1) -> list[tuple[Any, ...]]:
-        """Return a query's rows; none if the store is absent or older than version ``since``."""
+    def _read(
+        self, query: str, *values: str, since: int = 1, before: int = SCHEMA_VERSION + 1
+    ) -> list[tuple[Any, ...]]:
+        """Return a query's rows; none if the store is absent or of another version.
+
+        Args:
+            since, before: the first version that the query can read, and the first that it cannot.
+        """
+        versions = range(since, before)
         with self._errors():
             if not self.path.exists():
                 return []
             try:
-                return self._query("rw", query, values, since)
+                return self._query("rw", query, values, versions)
             except sqlite3.OperationalError as error:
                 if _code(error) not in _NO_SHM or not self._at_rest():
                     raise
-                return self._query("ro&immutable=1", query, values, since)
+                return self._query("ro&immutable=1", query, values, versions)
 
     def _at_rest(self) -> bool:
         """Return whether no process writes, so that reading without SQLite's locks is complete."""
@@ -303,19 +355,14 @@ class Store:
         return not log.exists() or log.stat().st_size == 0
 
     def _query(
-        self, mode: str, query: str, values: tuple[str, ...], since: int
+        self, mode: str, query: str, values: tuple[str, ...], versions: range
     ) -> list[tuple[Any, ...]]:
         with closing(self._connect(mode)) as db:
-            return db.execute(query, values).fetchall() if self._check(db) >= since else []
+            db.create_function("digest_of", 1, digest, deterministic=True)
+            return db.execute(query, values).fetchall() if self._check(db) in versions else []
 
     def _traceback(self, cell_id: str) -> Path:
         return self.directory / "failures" / f"{cell_id}.txt"
-
-    def _load(self, text: str) -> Any:
-        try:
-            return json.loads(text)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise InputError(_BROKEN.format(self.path, error)) from error
 
     def _sound(
         self, what: str, text: str, wrong_with: Callable[[Any], str | None]
@@ -391,4 +438,4 @@ def _row(document: dict[str, Any], timeline: list[dict[str, Any]] | None) -> tup
     texts = _dump(spec, "spec"), _dump(document, "document")
     # Spans are repetitive: compression saves nine tenths of the bytes.
     picture = None if timeline is None else zlib.compress(_dump(timeline, "timeline").encode())
-    return (run_id, created, *names, document.get("badge"), *texts, picture)
+    return (run_id, created, *names, document.get("badge"), *texts, picture, digest(texts[1]))

@@ -9,13 +9,14 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from moebench.results.document import dig
+from moebench.results.document import dig, is_run_id
 from moebench.results.metrics import METRICS
 from moebench.results.spec import OPTIONS
 from moebench.substrate.files import brief
 
 _TEXT, _NUMBER, _WHOLE, _FLAG = "text", "a number", "a whole number", "true or false"
-_PART, _NUMBERS, _TEXTS, _LIST = "an object", "an object of numbers", "an object of texts", "a list"
+_PART, _NUMBERS, _TEXTS = "an object", "an object of numbers", "an object of texts"
+_LIST = "a list of texts"
 
 #: How an option is stored, by the type of its values.
 _OF_TYPE = {str: _TEXT, int: _WHOLE, float: _NUMBER, bool: _FLAG, dict: _TEXTS}
@@ -65,7 +66,7 @@ def problem(document: object, run_id: str) -> str | None:
     """
     if not isinstance(document, Mapping):
         return f"expected an object, found {brief(document)}"
-    if document.get("run_id") != run_id:
+    if document.get("run_id") != run_id or not is_run_id(run_id):
         return f"run_id is {brief(document.get('run_id'))}"
     needed = _NEEDED | (_WITH_FIGURES if "metrics" in document else set())
     for field, kind in _KINDS.items():
@@ -123,5 +124,7 @@ def _is(value: object, kind: str) -> bool:
     if kind == _NUMBER:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and math.isfinite(value)  # type: ignore[arg-type]
-    kinds = {_TEXT: str, _FLAG: bool, _PART: dict, _LIST: list}
+    if kind == _LIST:
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    kinds = {_TEXT: str, _FLAG: bool, _PART: dict}
     return isinstance(value, kinds[kind])

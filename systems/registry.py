@@ -11,6 +11,7 @@ use it: `moebench run --system moe-ondemand --set evict=score`.
 """
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -209,6 +210,16 @@ def system_class(name: str, variant: str = "published") -> "type[System]":
     if name not in known:
         return _plugged_in(name, variant)
     return cast("type[System]", _listed(*known[name][:2]))
+
+
+def needs_import(system: str, overrides: Mapping[str, str]) -> bool:
+    """Return whether building a system imports code that does not ship with moebench.
+
+    Readers of stored runs build no such system: a store may come from anybody.
+    """
+    return not (system in SYSTEMS or system in NATIVE) or any(
+        ":" in str(value) for value in overrides.values()
+    )
 
 
 def native_class(name: str) -> "type[NativeSystem]":

@@ -82,12 +82,18 @@ def _show_tables(
 
 def _why_not(spec: Mapping[str, Any], place: Mapping[str, Any]) -> str | None:
     """Return why a spec's system does not exist for the model and batch of another spec."""
+    from moebench.substrate.errors import MoeBenchError
     from moebench.substrate.models.catalogue import model_names, model_shape
     from moebench.systems.options import build_any
+    from moebench.systems.registry import needs_import
 
-    if place["model"] not in model_names():
+    overrides = spec.get("overrides") or {}
+    if place["model"] not in model_names() or needs_import(spec["system"], overrides):
         return None
-    system = build_any(spec["system"], spec["overrides"], spec.get("variant", "published"))
+    try:
+        system = build_any(spec["system"], overrides, spec.get("variant") or "published")
+    except MoeBenchError:  # it has an option that earlier versions had
+        return None
     return system.why_not(model_shape(place["model"]), place["batch"])
 
 

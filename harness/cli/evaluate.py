@@ -93,7 +93,7 @@ def _evaluate(
     version = evaluator(engine).version()
     session = about(prepare_evaluated(spec, data_dir, max_length), engine, version, asked)
     store = Store(directory)
-    stored = None if force else store.get(session.run_id)
+    stored = None if force else store.reusable(session.run_id)
     if stored is not None:
         console.stderr().print(f"run {session.run_id} was stored; --force evaluates again")
         return stored

@@ -107,7 +107,7 @@ def _document(
         from moebench.systems.user_classes import blamed
 
         session = one_run.prepare(spec, data_dir)
-        stored = None if force or timeline else store.get(session.run_id)
+        stored = None if force or timeline else store.reusable(session.run_id)
         if stored is None:
             try:
                 outcome = one_run.run(session, directory, progress, timeline is not None)

@@ -45,7 +45,7 @@ def rm(
     from moebench.results.store import Store
 
     opened = Store(store)
-    ids = list(dict.fromkeys(opened.find(name)["run_id"] for name in runs))
+    ids = list(dict.fromkeys(opened.find_id(name) for name in runs))
     opened.remove(ids)
     for run_id in ids:
         console.say(f"removed run {run_id}")

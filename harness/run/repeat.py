@@ -10,6 +10,7 @@ from moebench.harness.settings import Setting
 from moebench.results.spec import OPTIONS, RunSpec
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
+from moebench.systems.registry import needs_import
 from moebench.workloads.catalogue import workload
 
 
@@ -65,7 +66,12 @@ def _of_document(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _least(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fewest options that resolve to the same spec; all if they do not resolve."""
+    """Return the fewest options that resolve to the same spec; all if they do not resolve.
+
+    A system that is not ours is not resolved: that would import its code to read a store.
+    """
+    if needs_import(given["system"], given.get("overrides") or {}):
+        return given
     try:
         wanted = _resolved(given)
         if "setting" in given:

@@ -60,6 +60,10 @@ def stored(text: Any, arguments: tuple[str, ...], good: bool | None, about: str)
     return Case(arguments, prepare, (), shut, right, about)
 
 
+#: Commands that read the bad run alone: its figures, or one line.
+BY_ID = (("show", BAD), ("show", BAD, "--json"), ("timeline", BAD), ("rm", BAD), ("gc", "--dry-run"),
+         ("compare", BAD, BAD), ("report", "--html", "page.html"))  # fmt: skip
+
 JUNK = st.one_of(
     st.sampled_from([None, True, 3, -1, "x", [], {}, [1], {"mean": "fast"}, 2**70, "", 1e300,
                      {"a": {"b": 1}}, float("nan"), float("inf")]),
@@ -89,6 +93,20 @@ def fields(draw: st.DrawFn) -> Case:
         place[path[-1]] = draw(JUNK)
     arguments = draw(st.sampled_from(READERS))
     return stored(json.dumps(changed), arguments, None, ".".join(path))
+
+
+@st.composite
+def by_id(draw: st.DrawFn) -> Case:
+    """Generate damaged documents for the commands that read one run, or all that a store has."""
+    changed = json.loads(document()) | {"run_id": BAD}
+    path = draw(st.sampled_from(paths(changed)))
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = draw(JUNK)
+    text = draw(st.sampled_from([json.dumps(changed), json.dumps(place), "{}", "[]", "{", "null"]))
+    case = stored(text, draw(st.sampled_from(BY_ID)), None, f"by id {'.'.join(path)}")
+    return Case(case.arguments, case.prepare, (), None, about=case.about)
 
 
 @st.composite
@@ -189,7 +207,7 @@ def names(draw: st.DrawFn) -> Case:
 
 DOOR = Door(
     "stores",
-    weighted((8, fields()), (3, texts()), (2, cells()), (1, files()), (3, cut_stores()),
+    weighted((8, fields()), (6, by_id()), (3, texts()), (2, cells()), (1, files()), (3, cut_stores()),
              (1, names())),
     document,
 )  # fmt: skip

@@ -36,7 +36,7 @@ def test_reading_an_absent_store_finds_nothing_and_creates_nothing(store: Store)
 
 def test_a_run_comes_back_as_it_was_put(store: Store) -> None:
     given = document(
-        "abc", metrics={"tpot_ms": None, "lanes": {"h2d": 0.1}}, notes=["größer, 专家 🧮"]
+        "abc", memory={"slot_bytes": None, "offered_device_bytes": 0.5}, notes=["größer, 专家 🧮"]
     )
     store.put(given, [SPAN])
     assert store.get("abc") == given

@@ -9,7 +9,7 @@ import pytest
 
 from moebench.results import metrics
 from moebench.results.metrics import Metric, shown
-from moebench.results.samples import TokenSample, samples_path, write_samples
+from moebench.results.samples import TokenSample, write_samples
 from moebench.results.schema import SCHEMA_VERSION, STEPS, view
 from moebench.results.store import Store
 from tests.results.documents import SPAN, document
@@ -233,7 +233,7 @@ def test_pandas_reads_metrics_and_samples(store: Store) -> None:
     with closing(sqlite3.connect(store.path)) as db:
         metrics = pandas.read_sql("SELECT * FROM metrics", db)
     assert metrics.set_index("system").tpot_ms["smoe"] == 120.5
-    samples_path(store.directory, ".half.1").with_suffix(".partial").write_bytes(b"PAR1 half")
+    (store.directory / "samples" / ".half.1.partial").write_bytes(b"PAR1 half")
     samples = pandas.read_parquet(store.directory / "samples")
     assert set(samples.run_id) == {"a"}
     assert samples[samples.step > 0].ns.mean() == 4
