@@ -4,7 +4,7 @@ import dataclasses
 import json
 import typing
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from moebench.substrate.engine.policies import Policy, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError, UsageError
+from moebench.systems.dynamic_imports import recorded
 from moebench.systems.native.base import NativeSystem
 from moebench.systems.registry import (
     DECISIONS,
@@ -22,7 +23,7 @@ from moebench.systems.registry import (
     policy_class,
     system_class,
 )
-from moebench.systems.user_classes import check_class, guard, made
+from moebench.systems.user_classes import check_class, guard, is_own, made
 
 
 def build(
@@ -44,13 +45,15 @@ def build(
     check_class(system)
     plain = {k: v for k, v in overrides.items() if "." not in k}
     dotted = {k: v for k, v in overrides.items() if "." in k}
-    policies = {d: _policy(system, d, plain.get(d), dotted) for d in DECISIONS}
+    with recorded() if is_own(system) else nullcontext():
+        policies = {d: _policy(system, d, plain.get(d), dotted) for d in DECISIONS}
     own = {k: v for k, v in plain.items() if k not in DECISIONS}
     known = options_of(system)
     _reject_unknown([*own, *dotted], system, policies)
     options = {k: _value(known[k], v, k) for k, v in own.items()}
     try:
-        found = system(**policies, **options)
+        with recorded() if is_own(system) else nullcontext():
+            found = system(**policies, **options)
     except TypeError as error:  # an option has no default, or a method is missing
         raise UsageError(f"{system.__name__}: cannot be made ({error})") from error
     if "alpha" in own and not found.has_alpha:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from moebench.substrate.errors import UnknownNameError, UsageError
+from moebench.systems.dynamic_imports import recorded
 from moebench.systems.plugins import Plugins, plugins
 
 if TYPE_CHECKING:
@@ -254,7 +255,8 @@ def _foreign(value: str, said: str) -> "type[System]":
 
     module, _, attribute = value.partition(":")
     try:
-        found = getattr(import_module(module), attribute, None)
+        with recorded():
+            found = getattr(import_module(module), attribute, None)
     except (Exception, SystemExit) as error:  # importing such a module can raise anything
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"{said}: cannot import {module} ({reason})") from error

@@ -20,7 +20,9 @@ from pathlib import Path
 from moebench.results.spec import RunSpec
 from moebench.results.store import run_key
 from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import load_profile
+from moebench.systems.dynamic_imports import imported_by
 from moebench.systems.native.base import NativeSystem
 
 #: Our modules that any result may depend on.  Those of systems count where a system imports them.
@@ -68,7 +70,10 @@ def system_code_hash(system: System | NativeSystem) -> str:
     """Hash of the modules that define a system and its policies, and of what these import.
 
     Of ours, the modules of `moebench.systems`; of a user's own, all that are not installed; of an
-    installed package that a system or policy is from, its own modules.
+    installed package that a system or policy is from, its own modules; and the content of the files
+    that the system declares.
+
+    Raises UsageError: a declared file cannot be read.
     """
     modules = {type(system).__module__}
     if isinstance(system, System):
@@ -80,7 +85,30 @@ def system_code_hash(system: System | NativeSystem) -> str:
     digest = hashlib.sha256()
     for name, source in sorted(found.items()):
         digest.update(name.encode() + _code(source))
+    if isinstance(system, System):
+        for name, content in _sources(type(system)):
+            digest.update(name.encode() + hashlib.sha256(content).digest())
     return digest.hexdigest()[:16]
+
+
+def _sources(system: type[System]) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and content of each file that a system declares in `System.sources`.
+
+    Raises UsageError: a file cannot be read.
+    """
+    module = sys.modules[system.__module__]
+    for name in system.sources:
+        place = Path(module.__file__ or "").parent / name
+        files = sorted(place.rglob("*")) if place.is_dir() else [place]
+        try:
+            for file in files:
+                if not file.is_dir():
+                    yield f"{name}/{file.relative_to(place).as_posix()}", file.read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"{system.__name__}.sources names {name}, and {place} cannot be read: "
+                f"{error.strerror or error}"
+            ) from error
 
 
 def run_id(spec: RunSpec, **hashes: str) -> str:
@@ -110,7 +138,8 @@ def _collect(module: str, packages: frozenset[str], found: dict[str, bytes]) -> 
     if file is None:
         return
     source = found[module] = file.read_bytes()
-    for name in _imports(source, module if file.name == "__init__.py" else package):
+    static = _imports(source, module if file.name == "__init__.py" else package)
+    for name in (*static, *imported_by(module)):
         _collect(name, packages, found)
 
 

@@ -37,6 +37,9 @@ class System:
     paper: ClassVar[str] = ""
     #: The largest batch for which the system is defined; None is any.
     max_batch: ClassVar[int | None] = None
+    #: Files and folders that the system or its policies read, relative to its module's file or
+    #: absolute: their content is part of a run's id, so that a run is computed again if it changes.
+    sources: ClassVar[tuple[str, ...]] = ()
     #: The forms in which expert records are held, best first; `Fetch.form` is an index into them.
     forms: ClassVar[tuple[Form, ...]] = (Form(),)
 

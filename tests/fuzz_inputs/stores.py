@@ -61,8 +61,8 @@ def stored(text: Any, arguments: tuple[str, ...], good: bool | None, about: str)
 
 
 #: Commands that read the bad run alone: its figures, or one line.
-BY_ID = (("show", BAD), ("show", BAD, "--json"), ("timeline", BAD), ("rm", BAD), ("gc", "--dry-run"),
-         ("compare", BAD, BAD), ("report", "--html", "page.html"))  # fmt: skip
+BY_ID = (("show", BAD), ("show", BAD, "--json"), ("timeline", BAD), ("rm", BAD),
+         ("gc", "--dry-run"), ("compare", BAD, BAD), ("report", "--html", "page.html"))  # fmt: skip
 
 JUNK = st.one_of(
     st.sampled_from([None, True, 3, -1, "x", [], {}, [1], {"mean": "fast"}, 2**70, "", 1e300,
@@ -207,7 +207,7 @@ def names(draw: st.DrawFn) -> Case:
 
 DOOR = Door(
     "stores",
-    weighted((8, fields()), (6, by_id()), (3, texts()), (2, cells()), (1, files()), (3, cut_stores()),
-             (1, names())),
+    weighted((8, fields()), (6, by_id()), (3, texts()), (2, cells()), (1, files()),
+             (3, cut_stores()), (1, names())),
     document,
 )  # fmt: skip

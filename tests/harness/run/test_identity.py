@@ -13,6 +13,7 @@ import pytest
 from moebench.harness.run import identity
 from moebench.harness.run.identity import code_hash, run_id, system_hash
 from moebench.results.spec import RunSpec
+from moebench.substrate.errors import UsageError
 from moebench.systems.options import build
 
 ROOT = Path(__file__).parents[3]
@@ -230,6 +231,50 @@ def test_everything_that_a_system_of_ones_own_imports_counts(own: Path) -> None:
         assert system_hash(system) == before
     assert len(seen) == 1 + len(COUNT)
     assert "broken" not in sys.modules
+
+
+def test_modules_imported_by_a_computed_name_count(own: Path) -> None:
+    (own / "named.py").write_text(
+        "import importlib\nfrom importlib import import_module as load\n"
+        "from moebench.systems.smoe import SMoE\n"
+        "importlib.import_module('help' + 'er')\n"
+        "load('.'.join(('beside', 'alone')))\n"
+        "__import__('un' + 'related')\n"
+        "class Named(SMoE):\n"
+        "    def __post_init__(self):\n"
+        "        importlib.import_module('la' + 'zy')\n"
+        "        super().__post_init__()\n"
+    )
+    before = system_hash(build("named:Named"))
+    for name, counts in (
+        ("helper.py", True), ("deeper.py", True), ("beside/alone.py", True), ("unrelated.py", True),
+        ("lazy.py", True), ("mine.py", False), ("beside/part.py", False),
+    ):  # fmt: skip
+        (own / name).write_text(FILES[name] + "\nEDITED = 1\n")
+        assert (system_hash(build("named:Named")) != before) == counts, name
+        (own / name).write_text(FILES[name])
+    assert system_hash(build("named:Named")) == before
+
+
+def test_declared_sources_count(own: Path) -> None:
+    (own / "tables").mkdir()
+    (own / "tables" / "a.csv").write_text("1,2")
+    (own / "declared.py").write_text(
+        "from moebench.systems.smoe import SMoE\n"
+        "class Declared(SMoE):\n    sources = ('notes.txt', 'tables')\n"
+    )
+    system = build("declared:Declared")
+    before = system_hash(system)
+    seen = {before}
+    for name in ("notes.txt", "tables/a.csv", "tables/b.csv"):
+        (own / name).write_text("changed")
+        seen.add(system_hash(system))
+    assert len(seen) == 4
+    (own / "unrelated.py").write_text("EDITED = 1")
+    assert system_hash(system) in seen
+    (own / "notes.txt").unlink()
+    with pytest.raises(UsageError, match=r"sources names notes.txt, and .* cannot be read"):
+        system_hash(system)
 
 
 def test_a_module_under_another_name_is_another_system(own: Path) -> None:
