@@ -37,6 +37,15 @@ def read_text(path: Path, error: Kind = InputError, hint: str = "") -> str:
         raise error(f"{path}: not UTF-8 text ({problem}){hint}") from problem
 
 
+def require_file(path: Path, error: Kind = InputError) -> None:
+    """Check that a path is no pipe, device or folder: reading a pipe may never end.
+
+    Raises InputError: it exists and is no regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise error(f"{path}: not a regular file; give a file")
+
+
 def read_json(path: Path, error: Kind = InputError) -> Any:
     """Read a JSON file; NaN and infinities as Python writes them are allowed.
 

@@ -160,7 +160,7 @@ def _import_weights(source: Path, out: Path | None, precision: str) -> None:
         found = import_checkpoint(source, out, precision, progress)
     assert found.store is not None
     size = found.store.total_bytes + sum(f.stat().st_size for f in found.files[:-1])
-    count = len(found.manifest["records"])
+    count = len(found.manifest.records)
     console.say(
         f"{count} expert records of {found.store.record_bytes / 1e6:.4g} MB ({precision}) and the "
         f"common weights, {size / 1e9:.4g} GB, in {out}"
@@ -237,7 +237,7 @@ def _verify_weights(path: Path, json: bool) -> None:
     found = Imported(path)
     with console.progress(f"verify {path.name}") as progress:
         found.verify(progress)
-    files, records = (len(found.manifest[key]) for key in ("files", "records"))
+    files, records = len(found.manifest.files), len(found.manifest.records)
     if json:
         console.print_json({path.name: {"files": files, "records": records}})
     else:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from moebench.results.spec import RunSpec, Scoring
 from moebench.substrate.errors import CheckpointError, UsageError
-from moebench.substrate.files import read_mapping
+from moebench.substrate.files import brief, read_mapping, read_text, require_file
 from moebench.substrate.models.catalogue import scale_names, scale_path
 from moebench.substrate.models.weights import Checkpoint
 from moebench.workloads.catalogue import workload
@@ -124,6 +124,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             f"{file}: missing; a run needs the model's tokenizer, as transformers' "
             "AutoTokenizer.save_pretrained writes it"
         )
+    require_file(file, CheckpointError)
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise
@@ -136,7 +137,8 @@ def _template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
               if (text := _content(config[name])) is not None}  # fmt: skip
     file = folder / "chat_template.jinja"
     if file.exists():
-        return ChatTemplate(file, file.read_text(encoding="utf-8"), tokens)
+        require_file(file, CheckpointError)
+        return ChatTemplate(file, read_text(file, CheckpointError), tokens)
     source = config.get("chat_template")
     if isinstance(source, list):
         named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
@@ -160,6 +162,12 @@ def _end(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> int |
     for file in ("generation_config.json", "config.json"):
         ends = _read(folder / file).get("eos_token_id")
         ends = ends if isinstance(ends, list) else [ends]
+        for end in ends:
+            if end is not None and (type(end) is not int or end < 0):
+                raise CheckpointError(
+                    f"{folder / file}: eos_token_id is {brief(end)}; allowed: token ids from 0, or "
+                    "null"
+                )
         if by_tokenizer is not None and by_tokenizer in ends:
             return by_tokenizer
         if ends and isinstance(ends[0], int):
@@ -170,6 +178,7 @@ def _end(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> int |
 def _read(file: Path) -> Mapping[str, Any]:
     if not file.exists():
         return {}
+    require_file(file, CheckpointError)
     return read_mapping(file, CheckpointError)
 
 

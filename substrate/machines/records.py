@@ -148,6 +148,8 @@ class DiskRecords:
         for failure in failures:
             if failure is not None:
                 raise failure
+        if first == 0 and beyond >= self.format.record_bytes:
+            self._store.check(layer, expert, slot[: self.format.record_bytes])
 
     def _read(self, layer: int, expert: int, buffer: memoryview, first: int) -> None:
         store, got = self._store, 0

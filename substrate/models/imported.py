@@ -6,7 +6,10 @@ start.  The folder holds
 - ``config.json`` and the tokenizer's files, copied;
 - ``common-*.safetensors``: non-expert weights by moebench's tensor names, in their stored dtype;
 - ``experts.bin``: an `ExpertStore`;
-- ``import.json``: SHA-256 of each file and of each record.  It is written last.
+- ``import.json``: SHA-256 of each file and of each record, and a 64-bit checksum of each record.
+  It is written last.
+
+What a run reads is compared with these when it is first read, so that a changed byte is refused.
 
 During the import, ``import.partial`` holds these hashes line by line, so that a killed import can
 be resumed.  The parts that it names are hashed again first.
@@ -17,19 +20,25 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Annotated, Any, BinaryIO, Literal, Self, TextIO, cast
 
 import torch
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
-from moebench.substrate.files import read_mapping
+from moebench.substrate.files import brief, read_mapping, require_file, write_text
 from moebench.substrate.models.config import read_shape
-from moebench.substrate.models.expert_store import ExpertStore, require_room, stored_record
+from moebench.substrate.models.expert_store import (
+    ExpertStore,
+    checksum,
+    require_room,
+    stored_record,
+)
 from moebench.substrate.models.formats import StoredAs, unpack
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import DTYPES, Checkpoint, ResidentExperts, stacks
@@ -41,6 +50,45 @@ COPIED = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "training.json",
 )  # fmt: skip
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Manifest(BaseModel):
+    """Content of ``import.json``.
+
+    Attributes:
+        source: identity of the checkpoint and precision that were imported.
+        dtype: type of the experts' weights.
+        content: hash of all weights.
+        files: SHA-256 of each file but the experts', by name.
+        records: SHA-256 of each expert record, in the file's order.
+        checksums: `checksum` of each record; empty in imports of earlier versions.
+    """
+
+    source: str
+    dtype: Literal["bf16", "fp16", "fp32"]
+    content: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    files: dict[Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")], Digest]
+    records: list[Digest]
+    checksums: list[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]] = []
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if "config.json" not in self.files:
+            raise ValueError("config.json is not among its files")
+        if self.checksums and len(self.checksums) != len(self.records):
+            raise ValueError(f"{len(self.records)} records and {len(self.checksums)} checksums")
+        if self.content != _content(self.dtype, self.files, self.records):
+            raise ValueError("content is not the hash of its files and records")
+        return self
+
+
+def _content(dtype: str, files: Mapping[str, str], records: Sequence[str]) -> str:
+    """Return the hash of all weights from the hashes of files and records."""
+    text = "".join([dtype, *files.values(), *records])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
 
 #: Called with the numbers of finished parts and of all parts.
 Report = Callable[[int, int], None]
@@ -54,27 +102,46 @@ class Imported(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.shape = read_shape(path / "config.json")
         self.manifest = _manifest(path)
-        dtype = DTYPES[self.manifest["dtype"]]
-        self.store = store = ExpertStore(path / RECORDS, self.shape, dtype)
-        for name in (RECORDS, *self.manifest["files"]):
+        for name in (RECORDS, *self.manifest.files):
             if not (path / name).is_file():
-                raise CheckpointError(f"{path / name}: missing; {_again(path)}")
+                wrong = "no regular file" if (path / name).exists() else "missing"
+                raise CheckpointError(f"{path / name}: {wrong}; {_again(path)}")
+        for name in self.manifest.files:
+            if not name.endswith(".safetensors"):
+                self._check_file(name)
+        self.shape = read_shape(path / "config.json")
+        dtype = DTYPES[self.manifest.dtype]
+        checksums = self.manifest.checksums or self.manifest.records
+        self.store = store = ExpertStore(path / RECORDS, self.shape, dtype, checksums=checksums)
+        if len(checksums) != len(list(_experts(self.shape))):
+            raise CheckpointError(
+                f"{path / MANIFEST}: has {len(checksums)} records, config.json demands "
+                f"{len(list(_experts(self.shape)))}; {_again(path)}"
+            )
         if store.path.stat().st_size != store.total_bytes:
             raise CheckpointError(f"{store.path}: truncated; {_again(path)}")
+        self._checked: set[str] = set()
+
+    def _check_file(self, name: str) -> None:
+        """Raise CheckpointError if a file differs from the one that the import wrote."""
+        if _file_hash(self.path / name) != self.manifest.files[name]:
+            raise CheckpointError(f"{self.path / name}: its SHA-256 differs; {_again(self.path)}")
 
     @property
     def files(self) -> list[Path]:
         """Paths of all files with weights."""
-        return [self.path / name for name in (*self.manifest["files"], RECORDS)]
+        return [self.path / name for name in (*self.manifest.files, RECORDS)]
 
     def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return all non-expert weights by moebench's tensor names."""
         found: dict[str, Tensor] = {}
-        for name in self.manifest["files"]:
+        for name in self.manifest.files:
             if not name.endswith(".safetensors"):
                 continue
+            if name not in self._checked:
+                self._check_file(name)
+                self._checked.add(name)
             try:
                 tensors = load_file(self.path / name)
             except (SafetensorError, OSError) as error:
@@ -88,12 +155,13 @@ class Imported(Checkpoint):
         """Return a routed expert's weights as a flat record ``[3·I·H]``."""
         assert self.store is not None
         with self.store.path.open("rb") as file:
-            return _record(file, self.store, layer, expert).to(dtype)
+            record = _record(file, self.store, layer, expert)
+        self.store.check(layer, expert, record)
+        return record.to(dtype)
 
     def content_hash(self) -> str:
         """Return the hash of the imported weights from the manifest, without reading them."""
-        content: str = self.manifest["content"]
-        return content
+        return self.manifest.content
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
@@ -104,12 +172,9 @@ class Imported(Checkpoint):
         Raises CheckpointError: a hash differs.
         """
         assert self.store is not None
-        store, hashes = self.store, self.manifest["records"]
-        for name, known in self.manifest["files"].items():
-            if _file_hash(self.path / name) != known:
-                raise CheckpointError(
-                    f"{self.path / name}: its SHA-256 differs; {_again(self.path)}"
-                )
+        store, hashes = self.store, self.manifest.records
+        for name in self.manifest.files:
+            self._check_file(name)
         with store.path.open("rb") as file:
             for n, (layer, expert) in enumerate(_experts(self.shape)):
                 if _hash(_record(file, store, layer, expert)) != hashes[n]:
@@ -124,7 +189,7 @@ class MappedExperts:
     """Experts of a memory-mapped store; the operating system's page cache holds those in use."""
 
     def __init__(self, store: ExpertStore) -> None:
-        self._shape, self._store = store.shape, store
+        self._shape, self._store, self._checked = store.shape, store, store.checked
         count = len(store.shape.moe_layers) * store.shape.num_experts
         dtype, values = store.format.dtype, store.format.values
         stride = store.stride_bytes // dtype.itemsize
@@ -136,13 +201,21 @@ class MappedExperts:
 
     def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, ...]:
         """Return gate over up ``[2·I, H]``, down ``[H, I]`` and their biases, if any, as views."""
-        return unpack(self._shape, self._rows[self._first[layer] + expert])
+        place = self._first[layer] + expert
+        row = self._rows[place]
+        if place not in self._checked:
+            self._store.check(layer, expert, row)
+        return unpack(self._shape, row)
 
     def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
         """Return copies of several small experts' matrices, or None for large ones."""
         if not stacks(self._shape, self._rows, len(experts)):
             return None
-        rows = torch.tensor(experts) + self._first[layer]
+        first = self._first[layer]
+        for expert in experts:
+            if first + expert not in self._checked:
+                self._store.check(layer, expert, self._rows[first + expert])
+        rows = torch.tensor(experts) + first
         return unpack(self._shape, self._rows.index_select(0, rows))
 
     def gathered(self, layer: int, experts: Tensor) -> None:
@@ -192,7 +265,7 @@ def import_checkpoint(
     identity = _identity(checkpoint, precision)
     out.mkdir(parents=True, exist_ok=True)
     if (out / MANIFEST).exists():
-        if _manifest(out)["source"] != identity:
+        if _manifest(out).source != identity:
             raise CheckpointError(f"{out}: holds another import; give another --out")
         return Imported(out)
     store = ExpertStore(out / RECORDS, checkpoint.shape, DTYPES[precision])
@@ -209,7 +282,7 @@ def import_checkpoint(
         with os.fdopen(descriptor, "r+b") as file:
             try:
                 files = _write_common(checkpoint, out, journal, known)
-                records = _write_records(checkpoint, store, file, journal, known, report)
+                records, checksums = _write_records(checkpoint, store, file, journal, known, report)
                 file.truncate(store.total_bytes)
                 os.fsync(file.fileno())
             except (OSError, SafetensorError) as error:
@@ -218,7 +291,12 @@ def import_checkpoint(
                     "some space and give the same command again"
                 ) from error
         partial.replace(store.path)
-        _write_manifest(out, identity, precision, files, records)
+        manifest = Manifest(
+            source=identity, dtype=cast(Any, precision),
+            content=_content(precision, files, records), files=files, records=records,
+            checksums=checksums,
+        )  # fmt: skip
+        write_text(out / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     (out / JOURNAL).unlink()
     return Imported(out)
 
@@ -253,13 +331,19 @@ def _write_common(
 def _write_records(
     checkpoint: Checkpoint, store: ExpertStore, file: BinaryIO, journal: TextIO,
     known: dict[str, str], report: Report,
-) -> list[str]:  # fmt: skip
-    """Write all expert records that an earlier attempt did not, and return all records' hashes."""
-    experts, hashes = list(_experts(store.shape)), []
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """Write all expert records that an earlier attempt did not.
+
+    Returns:
+        the SHA-256 and the checksum of each record.
+    """
+    experts, hashes, checksums = list(_experts(store.shape)), list[str](), list[str]()
     for n, (layer, expert) in enumerate(experts):
         key = f"{layer}/{expert}"
-        found = known.get(key)
-        if found is None or _hash(_record(file, store, layer, expert)) != found:
+        found, record = known.get(key), None
+        if found is not None:
+            record = _record(file, store, layer, expert)
+        if found is None or record is None or _hash(record) != found:
             record = stored_record(checkpoint, layer, expert, store.format)
             checkpoint.close()
             found = _hash(record)
@@ -268,21 +352,9 @@ def _write_records(
             file.flush()
             _note(journal, key, found)
         hashes.append(found)
+        checksums.append(checksum(record))
         report(n + 1, len(experts))
-    return hashes
-
-
-def _write_manifest(
-    out: Path, identity: str, precision: str, files: dict[str, str], records: list[str]
-) -> None:
-    content = hashlib.sha256("".join([precision, *files.values(), *records]).encode())
-    manifest = {
-        "source": identity, "dtype": precision, "content": content.hexdigest()[:16], "files": files,
-        "records": records,
-    }  # fmt: skip
-    partial = out / f"{MANIFEST}.partial"
-    partial.write_text(json.dumps(manifest, indent=1) + "\n")
-    partial.replace(out / MANIFEST)
+    return hashes, checksums
 
 
 # ----------------------------------------------------------------------------- helpers
@@ -339,15 +411,22 @@ def _note(journal: TextIO, key: str, found: str) -> None:
     journal.flush()
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    keys = {"source", "dtype", "content", "files", "records"}
+def _manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
     try:
-        manifest = read_mapping(path / MANIFEST, CheckpointError)
+        require_file(file, CheckpointError)
+        found = read_mapping(file, CheckpointError)
     except CheckpointError as error:
         raise CheckpointError(f"{error}, not readable; {_again(path)}") from error
-    if keys <= manifest.keys():
-        return manifest
-    raise CheckpointError(f"{path / MANIFEST}: not an import's manifest; {_again(path)}")
+    try:
+        return Manifest.model_validate(found, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"{file}: not an import's manifest ({where} is {brief(first['input'])}: "
+            f"{first['msg']}); {_again(path)}"
+        ) from error
 
 
 def _again(path: Path) -> str:

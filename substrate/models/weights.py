@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
-from moebench.substrate.files import brief, read_mapping
+from moebench.substrate.files import brief, read_mapping, require_file
 from moebench.substrate.models.config import read_config, shape_of
 from moebench.substrate.models.expert_store import ExpertStore, Weights
 from moebench.substrate.models.formats import StoredAs, format_of, unpack
@@ -47,11 +47,12 @@ class Checkpoint:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such directory; expected a Hugging Face checkpoint")
         self.path = path
+        require_file(path / "config.json", CheckpointError)
         config = read_config(path / "config.json")
         self.shape = shape_of(config, str(path / "config.json"))
         _check_quantisation(path, config, self.shape)
         self._open: dict[Path, Any] = {}
-        self._holder = {name: file for file in self._shards() for name in self._file(file).keys()}  # noqa: SIM118
+        self._holder = self._holders()
         self._layout = layout_of(self.shape, self._holder)
         self._common = common_tensors(self.shape, self._layout)
         self._check(self._common.values())
@@ -61,28 +62,59 @@ class Checkpoint:
                 if self._layout.fused:  # One tensor holds all experts of a layer.
                     break
 
-    def _shards(self) -> list[Path]:
+    def _holders(self) -> dict[str, Path]:
+        """Return the file of each tensor: as the index says if there is one.
+
+        Raises CheckpointError: two files hold a tensor, or the index names one that does not.
+        """
+        files = sorted(self.path.glob("*.safetensors"))
+        index = self._index()
+        if not files and not index:
+            raise CheckpointError(f"{self.path}: holds no .safetensors file")
+        named = {self.path / name for name in index.values()}
+        found: dict[str, Path] = {}
+        for file in sorted(named.union(files)):
+            for name in self._names(file):
+                other = found.setdefault(name, file)
+                if other != file and (not index or name in index):
+                    raise CheckpointError(
+                        f"{self.path}: {other.name} and {file.name} both hold the tensor {name}; "
+                        "remove the file that does not belong here"
+                    )
+        for name, holder in index.items():
+            if found.get(name) != self.path / holder:
+                raise CheckpointError(
+                    f"{self.path / holder}: holds no tensor {name}, although {INDEX} says so"
+                )
+        return {name: file for name, file in found.items() if not index or name in index}
+
+    def _index(self) -> dict[str, str]:
+        """Return the name of the file that holds each tensor; empty if there is no index."""
         index = self.path / INDEX
         if not index.exists():
-            files = sorted(self.path.glob("*.safetensors"))
-            if not files:
-                raise CheckpointError(f"{self.path}: holds no .safetensors file")
-            return files
+            return {}
+        require_file(index, CheckpointError)
         try:
             held = read_mapping(index, CheckpointError).get("weight_map")
         except CheckpointError as error:
             raise CheckpointError(f"{error}: not a safetensors index") from error
-        names = sorted(set(map(str, held.values()))) if isinstance(held, dict) else []
-        if not names or any(Path(name).name != name for name in names):
+        texts = isinstance(held, dict) and all(isinstance(name, str) for name in held.values())
+        if not held or not texts or any(Path(name).name != name for name in held.values()):
             raise CheckpointError(
                 f"{index}: not a safetensors index: weight_map is {brief(held)}; allowed: the file "
                 "beside it that holds each tensor"
             )
-        return [self.path / name for name in names]
+        return dict(held)
+
+    def _names(self, file: Path) -> list[str]:
+        """Return the names of the tensors that a file holds."""
+        return list(self._file(file).keys())
 
     def _file(self, file: Path) -> Any:
         """Return a shard's open safetensors file."""
         if file not in self._open:
+            if file.exists() and not file.is_file():
+                raise CheckpointError(f"{file}: not a regular file; give a safetensors file")
             try:
                 self._open[file] = cast(Any, safe_open(file, framework="pt")).__enter__()
             except FileNotFoundError as error:
@@ -128,7 +160,7 @@ class Checkpoint:
         """Read a tensor, or only the part of a stored tensor that its spec names."""
         if spec.whole is None:
             tensor: Tensor = self._file(self._holder[spec.stored]).get_tensor(spec.stored)
-            return self._finite(spec.stored, tensor).to(dtype)
+            return self._sound(spec.stored, tensor).to(dtype)
         stored, rows = self._stored(spec.stored), slice(*spec.rows)
         if spec.scales is not None:
             blocks, scales = stored[spec.expert], self._stored(spec.scales)[spec.expert]
@@ -138,15 +170,23 @@ class Checkpoint:
             tensor = (tensor.T if spec.transposed else tensor)[rows]
         else:
             tensor = stored[spec.expert, rows]
-        return self._finite(spec.stored, tensor).to(dtype)
+        return self._sound(spec.stored, tensor).to(dtype)
 
-    def _finite(self, name: str, tensor: Tensor) -> Tensor:
-        """Check that all weights are finite: NaN would spread to all later tokens."""
+    def _sound(self, name: str, tensor: Tensor) -> Tensor:
+        """Check that weights are finite and no matrix is all zero.
+
+        NaN would spread to all later tokens; a matrix of zeros is what an interrupted download or a
+        failed conversion leaves.  Vectors may be zero: a bias, or a norm's offset from 1.
+        """
         if not torch.isfinite(tensor).all():
             wrong = tensor[~torch.isfinite(tensor)]
             raise CheckpointError(
                 f"{self.path}: tensor {name} holds {wrong[0].item()}, {len(wrong)} of "
                 f"{tensor.numel()} values are no finite numbers; allowed: finite ones"
+            )
+        if tensor.ndim > 1 and not tensor.any():
+            raise CheckpointError(
+                f"{self.path}: tensor {name} holds zeros only; load the checkpoint again"
             )
         return tensor
 

@@ -6,19 +6,28 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz_inputs import models, outputs, own_systems, profiles, stores, sweeps, traces
+from tests.fuzz_inputs import (
+    imports,
+    models,
+    outputs,
+    own_systems,
+    profiles,
+    stores,
+    sweeps,
+    traces,
+)
 from tests.fuzz_inputs.door import Verdict, try_door
 
 #: Each door, in the order of the table.
 DOORS = (
-    traces.DOOR, profiles.DOOR, sweeps.DOOR, models.DOOR, stores.DOOR, own_systems.DOOR,
-    outputs.DOOR,
+    traces.DOOR, profiles.DOOR, sweeps.DOOR, models.DOOR, imports.DOOR, stores.DOOR,
+    own_systems.DOOR, outputs.DOOR,
 )  # fmt: skip
 
 #: How many of 100 cases each gets.
 SHARES: dict[str, int] = {
-    "traces": 25, "profiles": 15, "sweeps": 15, "models": 15, "stores": 15, "own systems": 10,
-    "outputs": 5,
+    "traces": 20, "profiles": 10, "sweeps": 15, "models": 15, "imports": 10, "stores": 15,
+    "own systems": 10, "outputs": 5,
 }  # fmt: skip
 
 COLUMNS = (

@@ -101,7 +101,7 @@ def test_an_import_that_was_killed_goes_on(after, directories, tmp_path, monkeyp
 
     monkeypatch.setattr(Checkpoint, "expert_record", counted)
     found = import_checkpoint(source, out, "fp32")
-    assert len(read) == len(found.manifest["records"]) - after - 1
+    assert len(read) == len(found.manifest.records) - after - 1
     assert found.manifest == whole.manifest
     assert (out / RECORDS).read_bytes() == (whole.path / RECORDS).read_bytes()
     names = {file.name for file in out.iterdir()}
