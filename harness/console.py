@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moebench.reports.text import TextTable
 from moebench.results.store_hints import in_store
+from moebench.substrate.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,7 @@ def stdout() -> "Console":
 
 def say(line: str) -> None:
     """Print a line on stderr as it is, without markup."""
-    print(line, file=sys.stderr, flush=True)
+    print("\n".join(map(visible, line.split("\n"))), file=sys.stderr, flush=True)
 
 
 def print_json(document: Any, sort_keys: bool = True) -> None:
@@ -47,16 +48,16 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     """Print a table on a terminal, or tab-separated lines in a pipe."""
     if not sys.stdout.isatty():
         for row in (headers, *rows):
-            print("\t".join(row))
+            print("\t".join(map(visible, row)))
         return
     from rich.markup import escape
     from rich.table import Table
 
-    drawn = Table(title=escape(title), title_justify="left")
+    drawn = Table(title=escape(visible(title)), title_justify="left")
     for header in headers:
-        drawn.add_column(escape(header))
+        drawn.add_column(escape(visible(header)))
     for row in rows:
-        drawn.add_row(*map(escape, row))
+        drawn.add_row(*(escape(visible(cell)) for cell in row))
     stdout().print(drawn)
 
 
@@ -71,19 +72,20 @@ def text_table(shown: TextTable) -> None:
     from rich.text import Text
 
     styles = {"": "", "best": "bold", "second": "underline"}
-    drawn = Table(title=escape(shown.title), title_justify="left", caption_justify="left",
-                  caption=escape(shown.said) or None)  # fmt: skip
+    drawn = Table(title=escape(visible(shown.title)), title_justify="left",
+                  caption_justify="left", caption=escape(visible(shown.said)) or None)  # fmt: skip
     for header, number in zip(shown.headers, shown.numbers, strict=True):
-        drawn.add_column(escape(header), justify="right" if number else "left")
+        drawn.add_column(escape(visible(header)), justify="right" if number else "left")
     for g, group in enumerate(shown.groups):
         for r, row in enumerate(group):
             cells = [
-                Text(text, styles[shown.marks.get((g, r, c), "")]) for c, text in enumerate(row)
+                Text(visible(text), styles[shown.marks.get((g, r, c), "")])
+                for c, text in enumerate(row)
             ]
             drawn.add_row(*cells, end_section=r == len(group) - 1)
     stdout().print(drawn)
     for note in shown.notes:
-        stdout().print(note, markup=False)
+        stdout().print(visible(note), markup=False)
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from moebench.substrate.text import markdown as plain
+
 Mark = Literal["", "best", "second"]
 
 MISSING = "–"  # an en dash, the usual mark of an empty cell
@@ -53,23 +55,15 @@ def markdown(table: TextTable) -> str:
     around = {"": "", "best": "**", "second": "*"}
     lines = [
         [
-            (mark := around[table.marks.get((g, r, c), "")]) + _plain(text) + mark
+            (mark := around[table.marks.get((g, r, c), "")]) + plain(text) + mark
             for c, text in enumerate(row)
         ]
         for g, group in enumerate(table.groups)
         for r, row in enumerate(group)
     ]
     rules = ["---:" if number else "---" for number in table.numbers]
-    rows = [[_plain(header) for header in table.headers], rules, *lines]
+    rows = [[plain(header) for header in table.headers], rules, *lines]
     drawn = ["| " + " | ".join(row) + " |" for row in rows]
-    above = [_plain(table.said), ""] if table.said else []
-    below = [text for note in table.notes for text in ("", _plain(note))]
-    return "\n".join([f"### {_plain(table.title)}", "", *above, *drawn, *below, ""])
-
-
-#: Escapes of Markdown's special characters.
-_SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\|*_`<>[]"} | {"\n": " "})
-
-
-def _plain(text: str) -> str:
-    return text.translate(_SPECIAL)
+    above = [plain(table.said), ""] if table.said else []
+    below = [text for note in table.notes for text in ("", plain(note))]
+    return "\n".join([f"### {plain(table.title)}", "", *above, *drawn, *below, ""])

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moebench.substrate.errors import InputError
+from moebench.substrate.text import is_formula, spreadsheet
 
 
 class TableRow(BaseModel):
@@ -49,25 +49,14 @@ def read_rows(path: Path, row: type[Row]) -> list[Row]:
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return header and rows as CSV with line feeds; what looks like a formula is quoted."""
     text = io.StringIO()
-    safe = ([_as_text(cell) for cell in row] for row in [header, *rows])
+    safe = ([spreadsheet(cell) for cell in row] for row in [header, *rows])
     csv.writer(text, lineterminator="\n").writerows(safe)
     return text.getvalue()
 
 
-#: First characters of cells that spreadsheets take for formulas.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-
-
-def _as_text(cell: str) -> str:
-    """Return a cell with an apostrophe before it if a spreadsheet would take it for a formula."""
-    if not cell.startswith(_FORMULA):
-        return cell
-    return cell if re.fullmatch(r"[-+][0-9.]+(e[-+]?[0-9]+)?", cell) else f"'{cell}"
-
-
 def _as_written(cell: str) -> str:
-    """Return a cell without the apostrophe that `_as_text` adds."""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
+    """Return a cell without the apostrophe that `spreadsheet` adds."""
+    return cell[1:] if cell.startswith("'") and is_formula(cell[1:]) else cell
 
 
 def _columns(path: Path, found: list[str], row: type[TableRow]) -> list[str]:

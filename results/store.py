@@ -29,6 +29,7 @@ from moebench.results.schema import SCHEMA_VERSION, migrate
 from moebench.results.store_hints import in_store, no_runs
 from moebench.results.validation import picture, problem, spec_problem
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
+from moebench.substrate.text import may_act, visible, visible_in
 
 FILE_NAME = "runs.sqlite"
 #: Seconds that a writer waits for other writers before it fails.
@@ -150,7 +151,7 @@ class Store:
 
     def fail(self, cell_id: str, spec: dict[str, Any], error: str, traceback: str) -> None:
         """Store a cell's failure: its message in the database, its traceback in a file."""
-        line = " ".join(error.split())
+        line = visible(" ".join(error.split()))
         file = self._traceback(cell_id)
         with self._errors():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +171,7 @@ class Store:
         for cell_id, kept, text, *rest in found:
             spec = self._sound(f"cell {cell_id}", text, spec_problem)
             if spec is not None:
-                cells.append(Cell(cell_id, kept, spec, *rest))
+                cells.append(Cell(cell_id, kept, spec, *map(visible_in, rest)))
         return [cell for cell in cells if state in (None, cell.state)]
 
     def finished(self) -> dict[str, str]:
@@ -371,12 +372,14 @@ class Store:
         try:
             document = json.loads(text)
             reason = wrong_with(document)
+            if may_act(text):
+                document = visible_in(document)
         except (ValueError, TypeError, RecursionError) as error:
             reason = f"not JSON ({error or type(error).__name__})"
         if reason is None:
             self.left_out.pop(what, None)
             return dict(document)
-        self.left_out[what] = f"{what} in {self.path}: {reason}; run it again with --force"
+        self.left_out[what] = visible(f"{what} in {self.path}: {reason}; run it again with --force")
         return None
 
     @contextmanager
@@ -434,8 +437,16 @@ def _row(document: dict[str, Any], timeline: list[dict[str, Any]] | None) -> tup
     except KeyError as error:
         raise IntegrityError(f"the run's document lacks {error}") from error
     spec = document.get("spec", {})
-    names = [spec.get(key) for key in ("system", "setting", "workload")]
+    names = [visible_in(spec.get(key)) for key in ("system", "setting", "workload")]
     texts = _dump(spec, "spec"), _dump(document, "document")
     # Spans are repetitive: compression saves nine tenths of the bytes.
     picture = None if timeline is None else zlib.compress(_dump(timeline, "timeline").encode())
-    return (run_id, created, *names, document.get("badge"), *texts, picture, digest(texts[1]))
+    return (
+        run_id,
+        created,
+        *names,
+        visible_in(document.get("badge")),
+        *texts,
+        picture,
+        digest(texts[1]),
+    )

@@ -13,6 +13,7 @@ from moebench.results.document import dig, is_run_id
 from moebench.results.metrics import METRICS
 from moebench.results.spec import OPTIONS
 from moebench.substrate.files import brief
+from moebench.substrate.text import visible_in
 
 _TEXT, _NUMBER, _WHOLE, _FLAG = "text", "a number", "a whole number", "true or false"
 _PART, _NUMBERS, _TEXTS = "an object", "an object of numbers", "an object of texts"
@@ -51,6 +52,9 @@ _KINDS = {
     "accuracy.metric": _TEXT,
     "accuracy.items": _PART,
 }  # fmt: skip
+
+#: Lanes of a timeline's spans.
+LANES = frozenset(("device", "predict", "h2d", "d2h", "host", "disk"))
 
 #: Fields that are never null.
 _NEEDED = {"spec", "provenance", "spec.system", "provenance.created", "run_id"}
@@ -102,17 +106,18 @@ def picture(kept: str | bytes | None) -> list[dict[str, Any]] | None:
         found = json.loads(zlib.decompress(kept) if isinstance(kept, bytes) else kept)
     except (zlib.error, ValueError, TypeError, RecursionError):
         return None
-    return found if isinstance(found, list) and all(map(_is_record, found)) else None
+    return visible_in(found) if isinstance(found, list) and all(map(_is_record, found)) else None
 
 
 def _is_record(span: object) -> bool:
-    if not isinstance(span, dict) or not isinstance(span.get("experts", []), list):
+    if not isinstance(span, dict) or span.get("lane") not in LANES:
         return False
-    texts = all(isinstance(span.get(name, ""), str) for name in ("lane", "kind"))
-    return texts and all(
-        span.get(name) is None or _is(span[name], _NUMBER)
-        for name in ("layer", "start_us", "end_us")
-    )
+    experts = span.get("experts")
+    if not isinstance(experts, list) or not all(_is(expert, _WHOLE) for expert in experts):
+        return False
+    named = experts or not (span.get("instant") or span.get("kind") in ("load", "read"))
+    times = all(_is(span.get(name), _NUMBER) for name in ("layer", "start_us", "end_us"))
+    return bool(named) and times and isinstance(span.get("kind"), str)
 
 
 def _is(value: object, kind: str) -> bool:

@@ -199,7 +199,7 @@ def brief_word(value: object) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` as UTF-8 in one atomic step (`write_bytes`)."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(errors="backslashreplace"))  # half of a surrogate pair
 
 
 def write_bytes(path: Path, content: bytes) -> None:

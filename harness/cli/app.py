@@ -25,6 +25,7 @@ from moebench.harness.cli import (
 from moebench.harness.cli import list as listing
 from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.usage_errors import adapt_options, check_typed, with_value
+from moebench.substrate.text import visible
 
 app = typer.Typer(
     cls=CompletingGroup,
@@ -107,5 +108,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _refuse(message: str) -> int:
-    typer.echo(f"moebench: {' '.join(message.split())}", err=True)
+    typer.echo(f"moebench: {visible(' '.join(message.split()))}", err=True)
     return 2

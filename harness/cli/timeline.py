@@ -62,5 +62,5 @@ def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "
     }  # fmt: skip
     write_text(file, json.dumps(trace_events(records, about)))
     tokens = [r["experts"][0] for r in records if r["kind"] == "token"]
-    shown = f", {len(tokens)} tokens" if len(tokens) > 1 else f", token {tokens[0]} of a batch"
+    shown = f", {len(tokens)} tokens" if len(tokens) != 1 else f", token {tokens[0]} of a batch"
     console.say(f"timeline in {file} ({about['times']}{shown}): open it at ui.perfetto.dev")

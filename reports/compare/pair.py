@@ -18,6 +18,7 @@ from moebench.results.intervals import Estimate, Shares, difference
 from moebench.results.metrics import Metric, shown
 from moebench.results.samples import TokenSample
 from moebench.substrate.errors import UsageError
+from moebench.substrate.text import markdown as plain
 
 #: Conditions of a pair in addition to `CONDITIONS`.
 PLACES = (
@@ -373,5 +374,6 @@ def markdown(found: Comparison) -> str:
     """Return a comparison as Markdown."""
     heads = ("figure", title_of(found.first), title_of(found.second), *HEADERS[3:])
     rows = [heads, ["---"] * len(heads), *lines(found)]
-    text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return f"### {place_of(found)}\n\n{sentence(found)}\n\n{text}\n\n{over(found)}\n"
+    text = "\n".join("| " + " | ".join(map(plain, row)) + " |" for row in rows)
+    above, below = plain(sentence(found)), plain(over(found))
+    return f"### {plain(place_of(found))}\n\n{above}\n\n{text}\n\n{below}\n"

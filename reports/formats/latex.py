@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from moebench.reports.text import TextTable
+from moebench.substrate.text import visible
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -44,7 +45,7 @@ def latex(table: TextTable) -> str:
         for g, group in enumerate(table.groups)
     ]
     columns = "".join("r" if number else "l" for number in table.numbers)
-    said = "".join(f"% {line}\n" for line in (table.title, table.said) if line)
+    said = "".join(f"% {visible(line)}\n" for line in (table.title, table.said) if line)
     top = f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{_line(map(escaped, table.headers))}"
     body = "\\midrule\n".join(groups)
     return f"{said}{top}\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
@@ -84,7 +85,7 @@ def document(tables: Mapping[str, TextTable]) -> str:
 
 def escaped(text: str) -> str:
     """Return text with all LaTeX commands escaped."""
-    pieces = _POWER.split(text)  # text, mantissa, exponent, text, ...
+    pieces = _POWER.split(visible(text))  # text, mantissa, exponent, text, ...
     found = [_plain(pieces[0])]
     for mantissa, exponent, after in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
         found += [rf"${mantissa}\cdot10^{{{int(exponent)}}}$", _plain(after)]

@@ -11,6 +11,7 @@ from typing import Any
 from moebench.reports.figures.style import DECADE, Spec
 from moebench.reports.page.static_figures import StaticFigure
 from moebench.substrate.files import write_bytes
+from moebench.substrate.text import visible_in
 
 #: Width of a text column, in pixels at 72 per inch.
 WIDTH = 560
@@ -87,7 +88,7 @@ def fitted(figure: StaticFigure) -> Spec:
     text = json.dumps(spec | {"config": config | {"background": "white"}})
     for name, colour in _COLOURS.items():
         text = text.replace(name, colour)
-    found: Spec = json.loads(text)
+    found: Spec = visible_in(json.loads(text))  # vl_convert aborts the process for an ESC
     return found
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import unicodedata
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -36,6 +37,52 @@ def ready(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "folder" / "kept").write_text("kept")
     Store(folder / "s").put(json.loads(stores.document()))
+
+
+#: Texts of every kind of character, acting ones and halves of surrogate pairs more often.
+TEXTS = st.text(
+    st.one_of(
+        st.sampled_from("\x1b\x00\n\r\t\x9b\u2028\u202e\ud800\udfff\\${}%&#<>\"'`|[]()!=+-@,;＝"),
+        st.characters(),
+    ),
+    max_size=12,
+)
+#: Every format that a stored text reaches.
+FORMATS = (("report",), ("report", "--markdown"), ("report", "--html", "out.html"),
+           ("report", "--csv", "out"), ("report", "--latex", "out"), ("compare", "--markdown"),
+           ("show", stores.BAD), ("timeline", stores.BAD, "--out", "out.json"))  # fmt: skip
+#: Paths of a document's texts that are shown.
+SHOWN = (("spec", "system"), ("spec", "setting"), ("spec", "model"), ("spec", "machine"),
+         ("spec", "workload"), ("provenance", "commit"), ("badge",), ("notes",))  # fmt: skip
+
+
+@st.composite
+def hostile(draw: st.DrawFn) -> Case:
+    """Generate stored texts that may act in a terminal or a file, for every format."""
+    changed = json.loads(stores.document()) | {"run_id": stores.BAD}
+    for *above, last in draw(st.lists(st.sampled_from(SHOWN), min_size=1, unique=True)):
+        text = draw(TEXTS)
+        (changed[above[0]] if above else changed)[last] = [text] if last == "notes" else text
+    arguments = draw(st.sampled_from(FORMATS))
+
+    def prepare(folder: Path) -> None:
+        store = Store(folder / ".moebench")
+        store.put(changed, [{"lane": "h2d", "kind": "load", "layer": 1, "experts": [2],
+                             "start_us": 0.5, "end_us": 9.0}])  # fmt: skip
+
+    def quiet(called: Called) -> bool:
+        files = [file for file in Path().rglob("*") if file.suffix in SUFFIXES]
+        texts = [called.out, called.err, *(file.read_text("utf-8") for file in files)]
+        return not any(
+            unicodedata.category(c) in ACTING and c not in "\n\t" for c in "".join(texts)
+        )
+
+    return Case(arguments, prepare, (), None, quiet, f"text in {' '.join(arguments)}")
+
+
+SUFFIXES = (".html", ".csv", ".tex", ".json")
+#: Unicode's categories of control characters, surrogates, and line and paragraph separators.
+ACTING = ("Cc", "Cs", "Zl", "Zp")
 
 
 @st.composite
@@ -90,4 +137,4 @@ def _number(text: str) -> bool:
     return text[1:].replace(".", "").replace("e-", "").isdecimal()
 
 
-DOOR = Door("outputs", weighted((4, places()), (1, formulas())), stores.document)
+DOOR = Door("outputs", weighted((4, hostile()), (4, places()), (1, formulas())), stores.document)

@@ -164,12 +164,14 @@ def test_reports_and_results_import_nothing_heavy(module: str) -> None:
 
     The options of a run (`results.spec`) name precisions, kinds of software and systems.
     """
-    substrate = ("moebench.substrate.errors", "moebench.substrate.files")
+    substrate = (
+        "moebench.substrate.errors", "moebench.substrate.files", "moebench.substrate.text",
+    )  # fmt: skip
     of_spec = (
         "moebench.substrate.choices",
         "moebench.systems.registry",
-        "moebench.systems.plugins",
-    )
+        "moebench.systems.plugins", "moebench.systems.dynamic_imports",
+    )  # fmt: skip
     folders = ("moebench.substrate", "moebench.systems")
     allowed = ("moebench.reports", "moebench.results", *substrate, *of_spec)
     script = (

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from moebench.results.store import FILE_NAME, SCHEMA_VERSION, Store, run_key
+from moebench.results.validation import LANES
 from moebench.substrate.errors import IntegrityError, UnknownNameError, UsageError
+from moebench.substrate.machines.protocol import Lane
 from tests.results.documents import SPAN, document
 
 ROOT = Path(__file__).parents[2]
@@ -174,7 +176,8 @@ store = Store(Path(sys.argv[1]))
 for turn in count():
     run = {"run_id": "abc", "spec": {"system": "smoe"}, "provenance": {"created": "2027"}}
     run["turns"] = [turn] * 100_000
-    store.put(run, [{"turn": turn}])
+    span = {"lane": "h2d", "kind": "load", "experts": [1], "start_us": 0, "end_us": 1}
+    store.put(run, [span | {"layer": turn}])
     print(turn, flush=True)
 """
 
@@ -188,7 +191,8 @@ def test_a_killed_writer_leaves_a_whole_run(store: Store) -> None:
     (run,) = store.runs()
     assert len(set(run["turns"])) == 1
     assert run["turns"][0] >= acknowledged[-1]
-    assert store.timeline("abc") == [{"turn": run["turns"][0]}]
+    (span,) = store.timeline("abc") or []
+    assert span["layer"] == run["turns"][0]
     with closing(sqlite3.connect(store.path)) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
@@ -265,3 +269,7 @@ def test_a_run_key_depends_on_values_and_not_on_order() -> None:
 def test_a_run_key_needs_plain_json() -> None:
     with pytest.raises(IntegrityError, match="spec"):
         run_key({"alpha": float("nan")})
+
+
+def test_the_lanes_of_stored_spans_are_those_of_the_machine() -> None:
+    assert {lane.value for lane in Lane} == LANES

@@ -260,7 +260,8 @@ def test_a_flipped_byte_of_any_other_file_is_refused(out: Path) -> None:
         (("files",), {}), (("files", "config.json"), 7), (("files", "../x"), "0" * 64),
         (("files", "config.json"), "zz"), (("records",), {}), (("records",), []),
         (("records", 0), None), (("records", 0), "0" * 63), (("content",), None),
-        (("source",), {}), (("content",), "0" * 16), (("checksums",), ["0" * 16]), (("checksums",), "no"),
+        (("source",), {}), (("content",), "0" * 16), (("checksums",), ["0" * 16]),
+        (("checksums",), "no"),
         (("checksums", 0), 5),
     ],
 )  # fmt: skip
