@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-import select
+import secrets
 import socket
 import subprocess
 import tempfile
@@ -14,10 +14,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from moebench.harness import console
 from moebench.harness.evaluate.opencompass_data import DATASETS, check, write_data
+from moebench.harness.evaluate.opencompass_server import TOKEN_VARIABLE, Server
 from moebench.harness.evaluate.outcome import Metric, TaskResult
 from moebench.harness.evaluate.packages import require_opencompass
-from moebench.harness.evaluate.responder import Pair, Responder
 from moebench.harness.evaluate.session import EvaluatedSession
 from moebench.harness.evaluate.tasks import Questions
 from moebench.substrate.errors import MoeBenchError
@@ -26,9 +27,6 @@ __all__ = ["check", "evaluate", "version"]
 
 #: Folder of the modules that OpenCompass's process imports from moebench.
 _THEIRS = Path(__file__).parent / "opencompass"
-
-#: Seconds to wait for a request before checking that OpenCompass's process is still running.
-_LOOK_S = 1.0
 
 
 def version() -> str:
@@ -65,13 +63,17 @@ def evaluate(
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.bind(address)
         listener.listen()
-        process = _start(session, asked, folder, address, log)
+        token = secrets.token_hex(16)
+        process = _start(session, asked, folder, (address, token), log)
         stack.callback(_stop, process)
         batch = session.spec.batch
         total = sum(
             DATASETS[one.name].labels * -(-len(one.drawn.examples) // batch) for one in asked
         )
-        _serve(listener, process, session.responder, lambda done: progress(done, total))
+        server = Server(
+            listener, token, session.responder, lambda done: progress(done, total), console.say
+        )
+        server.serve(lambda: process.poll() is None)
         code = process.wait()
     found = sorted(folder.glob("out/*/summary/*.csv"))
     if code or not found:
@@ -83,8 +85,13 @@ def evaluate(
 
 
 def _start(
-    session: EvaluatedSession, asked: Sequence[Questions], folder: Path, address: str, log: Path
+    session: EvaluatedSession,
+    asked: Sequence[Questions],
+    folder: Path,
+    server: tuple[str, str],
+    log: Path,
 ) -> "subprocess.Popen[bytes]":
+    address, token = server
     task = {
         "socket": address, "max_seq_len": session.max_length, "batch": session.spec.batch,
         "data": str((folder / "data").absolute()),
@@ -93,7 +100,7 @@ def _start(
     environment = os.environ | {
         "PYTHONPATH": str(_THEIRS), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_CACHE": str((folder / "cache").absolute()),
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": "", TOKEN_VARIABLE: token,
     }  # fmt: skip
     config = folder / "moebench_config.py"
     template = (_THEIRS / config.name).read_text(encoding="utf-8")
@@ -120,68 +127,6 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 def _last(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else "it said nothing"
-
-
-# ------------------------------------------------------------------------- its requests
-
-
-def _serve(
-    listener: socket.socket, process: "subprocess.Popen[bytes]", responder: Responder,
-    progress: Callable[[int], None],
-) -> None:  # fmt: skip
-    """Answer OpenCompass's requests until its process ends; it opens a connection per model."""
-    answered = 0
-    pending: dict[socket.socket, bytes] = {}
-    while process.poll() is None:
-        ready, _, _ = select.select([listener, *pending], [], [], _LOOK_S)
-        for one in ready:
-            if one is listener:
-                pending[listener.accept()[0]] = b""
-                continue
-            read = one.recv(1 << 16)
-            if not read:
-                one.close()
-                del pending[one]
-                continue
-            *lines, pending[one] = (pending[one] + read).split(b"\n")
-            for line in lines:
-                request = json.loads(line)
-                one.sendall(json.dumps(answer(responder, request)).encode() + b"\n")
-                if request["ask"] != "token_len":
-                    answered += 1
-                    progress(answered)
-    for one in pending:
-        one.close()
-
-
-def answer(responder: Responder, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to one request of `opencompass/moebench_model.py`."""
-    try:
-        if request["ask"] == "token_len":
-            return {"value": len(responder.encode(request["input"]))}
-        if request["ask"] == "generate":
-            given = request["inputs"], request["max_out_len"], request["stops"]
-            return {"texts": responder.write(*given)}
-        return {"values": _losses(responder, request["inputs"], request["mask_length"])}
-    except MoeBenchError as error:
-        return {"failed": str(error)}
-
-
-def _losses(
-    responder: Responder, texts: Sequence[str], masked: Sequence[int] | None
-) -> list[float]:  # fmt: skip
-    """Return mean negative log-likelihoods, averaged as OpenCompass's Hugging Face model does.
-
-    A whole text's mean is over all of its tokens, including the first, which is not predicted.
-    """
-    found = []
-    ids = [responder.encode(text) for text in texts]
-    given = [1] * len(ids) if masked is None else masked
-    pairs = [Pair(one[:n], one[n:]) for one, n in zip(ids, given, strict=True)]
-    for one, n, read in zip(ids, given, responder.read(pairs), strict=True):
-        counted = len(one) if masked is None else len(one) - n
-        found.append(-read.log_likelihood / counted)
-    return found
 
 
 # ------------------------------------------------------------------------- its results

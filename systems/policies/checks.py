@@ -3,13 +3,23 @@
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import ModelShape
 
+#: Largest values of options that decide how much memory a policy takes, or how long it trains: a
+#: thousand times what papers use, or a network that still fits in memory.
+MOST = {"window": 4096, "hidden": 8192, "trained_width": 8192, "epochs": 100_000}
+
 
 def require_at_least(decision: str, policy: object, **least: float) -> None:
-    """Raise `UsageError` if a policy's option ``--set decision.name`` is below its least value."""
-    for name, allowed in least.items():
-        value = getattr(policy, name)
-        if value is not None and not value >= allowed:
-            raise UsageError(f"{decision}.{name} is {value}; allowed: {allowed} or more")
+    """Raise `UsageError` if a policy's option ``--set decision.name`` is out of range.
+
+    Args:
+        least: the least value of each option; `MOST` has the largest of some.
+    """
+    for name, lowest in least.items():
+        value, most = getattr(policy, name), MOST.get(name)
+        if value is None or (value >= lowest and (most is None or value <= most)):
+            continue
+        allowed = f"{lowest} or more" if most is None else f"{lowest} to {most}"
+        raise UsageError(f"{decision}.{name} is {value}; allowed: {allowed}")
 
 
 def require_above_zero(decision: str, policy: object, *names: str) -> None:

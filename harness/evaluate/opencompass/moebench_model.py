@@ -1,7 +1,8 @@
 """OpenCompass model class that sends each request to the moebench process that started it.
 
 Only the standard library and OpenCompass are imported here, so that OpenCompass may have its own
-environment.  A request is one line of JSON over a local socket, and so is its answer:
+environment.  The first line that it sends over a local socket is a token from its environment.
+Then a request is one line of JSON, and so is its answer:
 
     {"ask": "generate", "inputs": [...], "max_out_len": 16, "stops": []}   {"texts": [...]}
     {"ask": "ppl", "inputs": [...], "mask_length": null}                   {"values": [...]}
@@ -10,6 +11,7 @@ environment.  A request is one line of JSON over a local socket, and so is its a
 """
 
 import json
+import os
 import socket
 from typing import Any
 
@@ -34,6 +36,7 @@ class MoeBenchModel(BaseModel):
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(path)
         self._lines = self._connection.makefile("rw", encoding="utf-8")
+        self._lines.write(os.environ["MOEBENCH_OPENCOMPASS_TOKEN"] + "\n")
 
     def _ask(self, **request: Any) -> Any:
         self._lines.write(json.dumps(request) + "\n")

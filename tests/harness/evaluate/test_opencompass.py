@@ -12,7 +12,7 @@ import torch
 
 from moebench.harness.evaluate import opencompass_run
 from moebench.harness.evaluate.opencompass_data import DATASETS, check, write_data
-from moebench.harness.evaluate.opencompass_run import answer
+from moebench.harness.evaluate.opencompass_server import answer
 from moebench.harness.evaluate.packages import OPENCOMPASS_VARIABLE, find_opencompass
 from moebench.harness.evaluate.tasks import draw
 from moebench.substrate.errors import InputError, UsageError
