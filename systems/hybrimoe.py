@@ -127,6 +127,8 @@ class ImpactDriven(Prefetching):
 
     reads_scores = False
 
+    needs_host = True  # it plays the schedule on, whose host times it needs
+
     def __post_init__(self) -> None:
         require_at_least("prefetch", self, layers=1, experts=0)
         check_history(self.history, "prefetch.history")

@@ -11,9 +11,12 @@ use it: `moebench run --system moe-ondemand --set evict=score`.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from moebench.substrate.errors import UnknownNameError, UsageError
@@ -204,9 +207,7 @@ def system_class(name: str, variant: str = "published") -> "type[System]":
     if variant not in get_args(Variant):
         raise UsageError(f"--variant {variant}: allowed: {', '.join(get_args(Variant))}")
     if variant == "published" and ":" in name:
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        return _foreign(name, f"--system {name}")
+        return _foreign(name, f"--system {name}", _import_here)
     known = SYSTEMS if variant == "published" else SHIPPED
     if name not in known:
         return _plugged_in(name, variant)
@@ -249,14 +250,36 @@ def _plugged_in(name: str, variant: str) -> "type[System]":
     return _foreign(plugin.value, f"--system {name} (of {plugin.package})")
 
 
-def _foreign(value: str, said: str) -> "type[System]":
+def _import_here(module: str) -> ModuleType:
+    """Import a module, from the current folder if it is there.
+
+    What it imports is looked up among libraries first: a file of the current folder with the name
+    of a library would replace it for moebench too.
+    """
+    top, here = module.partition(".")[0], str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    spec = None if top in sys.modules else PathFinder.find_spec(top, [here])
+    if spec is not None and spec.loader is not None:
+        sys.modules[top] = found = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(found)
+        except BaseException:
+            del sys.modules[top]
+            raise
+    return import_module(module)
+
+
+def _foreign(
+    value: str, said: str, load: Callable[[str], ModuleType] = import_module
+) -> "type[System]":
     """Return the class ``module:Class`` of a foreign module; errors name the option ``said``."""
     from moebench.substrate.engine.system import System
 
     module, _, attribute = value.partition(":")
     try:
         with recorded():
-            found = getattr(import_module(module), attribute, None)
+            found = getattr(load(module), attribute, None)
     except (Exception, SystemExit) as error:  # importing such a module can raise anything
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"{said}: cannot import {module} ({reason})") from error

@@ -7,15 +7,21 @@ from typing import Any
 from moebench.results.spec import OPTIONS
 from moebench.substrate.errors import UsageError
 
+#: Words that Python reads as numbers that are not finite.
+_NOT_FINITE = ("inf", "infinity", "nan")
+
 
 def check_typed(arguments: list[str] | None) -> None:
-    """Refuse an empty argument, which Python would read as the current folder.
+    """Refuse empty arguments, which Python would read as the current folder, and infinite numbers.
 
     Raises UsageError: names the option before it.
     """
     typed = sys.argv[1:] if arguments is None else arguments
     for before, word in zip(["", *typed], typed, strict=False):
         option, equals, value = word.partition("=")
+        number, of = (value, option) if equals else (word, before)
+        if number.strip().lower().lstrip("+-") in _NOT_FINITE and of in _floats(typed):
+            raise UsageError(f"{of} {number}: expected a finite number")
         if equals and option.startswith("--") and not value.strip():
             raise UsageError(f"{option} {value!r}: expected a value after it; see: moebench --help")
         if not word.strip():
@@ -72,10 +78,29 @@ def adapt_options(said: str, arguments: list[str] | None) -> str:
 
 def _options(typed: list[str]) -> tuple[list[str], set[str]]:
     """Return the typed command and its options; empty if no command was typed."""
+    path, params = _command(typed)
+    return path, {name for param in params for name in (*param.opts, *param.secondary_opts)}
+
+
+def _floats(typed: list[str]) -> set[str]:
+    """Return the options of the typed command that take a number with decimals."""
+    _, params = _command(typed)
+    return {name for param in params if _is_float(param) for name in param.opts}
+
+
+def _is_float(param: Any) -> bool:
+    """Return whether a parameter takes a number with decimals, in any version of Typer."""
+    if hasattr(param, "type_descriptor"):
+        return param.type_descriptor.annotation is float
+    return "float" in getattr(getattr(param, "type", None), "name", "")
+
+
+def _command(typed: list[str]) -> tuple[list[str], list[Any]]:
+    """Return the typed command and its parameters; empty if no command was typed."""
     from typer.main import get_command
 
     if program is None:  # without the command line
-        return [], set()
+        return [], []
     command: Any = get_command(program)
     path = []
     for word in typed:
@@ -84,6 +109,4 @@ def _options(typed: list[str]) -> tuple[list[str], set[str]]:
             break
         command = inner
         path.append(word)
-    if not path or hasattr(command, "commands"):
-        return path, set()
-    return path, {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    return path, [] if not path or hasattr(command, "commands") else command.params

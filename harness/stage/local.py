@@ -9,6 +9,7 @@ from moebench.harness.stage.stage import Stage, StageRequest, on_this_computer
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.runtime import Supports
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.files_read import record_read
 from moebench.substrate.machines.local import LocalMachine
@@ -28,6 +29,7 @@ from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.expert_store import ExpertStore
 from moebench.substrate.models.formats import format_of
 from moebench.systems.policies.assign import LoadAll
+from moebench.systems.registry import name_of
 
 #: Data type in which a local machine computes, and stores experts unless they are quantised.
 DTYPE = torch.float32
@@ -73,6 +75,10 @@ class LocalKind:
         record_bytes = made.record_bytes
         device = Tier("local", memory.capacity.slots * record_bytes)
         cache = ExpertCache(shape, slots, system.scope, device, record_bytes)
+        alone = system.assign.uses_host and not emulated
+        if alone:
+            every = len(shape.moe_layers) * shape.num_experts
+            _require_no_host(system, whole=cache.slots == every)
         # Check everything before writing the records, which takes long.
         if spec.emulated_link_gb_s is not None:
             link = EmulatedLink(spec.emulated_link_gb_s * 1e9)
@@ -102,7 +108,7 @@ class LocalKind:
         notes += [*made.notes, *records.notes]
         if torch.cuda.is_available():
             notes.append("this computer's CUDA device took no part; --device cuda runs on it")
-        if system.assign.uses_host and not emulated:
+        if alone:
             system.assign = LoadAll()
             notes.append("host assist is off: on this machine the host is the device (assign=load)")
         on_host = records.on_host if isinstance(records, MemoryRecords) else None
@@ -125,3 +131,21 @@ class LocalKind:
             memory=memory.document(cache.slot_bytes, record_bytes),
             load_ns=lambda placed: 0,
         )
+
+
+def _require_no_host(system: System, whole: bool) -> None:
+    """Refuse policies that cannot work where the host is the device: every miss is loaded.
+
+    Args:
+        whole: whether the device holds all experts, so that none is evicted.
+
+    Raises UsageError: names the policy, and what to give instead.
+    """
+    instead = {"prefetch": "none", "evict": "lru"}
+    for decision, policy in system.policies.items():
+        if policy.needs_host and not (decision == "evict" and whole):
+            raise UsageError(
+                f"--machine local: here the host is the device and every missing expert is loaded, "
+                f"but {decision}={name_of(decision, policy)} works only where the host computes "
+                f"some; give --emulated-link RATE, or --set {decision}={instead[decision]}"
+            )

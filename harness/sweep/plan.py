@@ -99,6 +99,8 @@ def expand(
     for key in plan:
         if key not in PARTS:
             raise UnknownNameError("sweep key", str(key), PARTS)
+    if not isinstance(plan.get("record", ""), str):
+        raise UsageError(f"record is {brief(plan['record'])}; allowed: a command, as text")
     _check_once(plan)
     common = _fields(plan.get("common") or {}, "common")
     axes = [*_product(plan.get("product") or {}), *_zips(plan.get("zip") or [])]

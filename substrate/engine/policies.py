@@ -49,6 +49,9 @@ class Policy(ABC):
     calibration_texts: ClassVar[int] = 16
     #: Trace to learn from: a folder, or the name of a trace that ships; "" leaves the choice.
     calibration_trace: str = ""
+    #: Whether it works only where the host computes experts: an eviction that leaves no room for
+    #: every missing expert, or a policy that weighs the host's times.
+    needs_host: ClassVar[bool] = False
     #: Slots that placement must leave empty for this policy, known from `start` on.
     reserve: int = 0
     #: Options, as of ``--set``, with which it learns in moments, for tests of correctness alone.

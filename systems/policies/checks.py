@@ -5,7 +5,9 @@ from moebench.substrate.models.shape import ModelShape
 
 #: Largest values of options that decide how much memory a policy takes, or how long it trains: a
 #: thousand times what papers use, or a network that still fits in memory.
-MOST = {"window": 4096, "hidden": 8192, "trained_width": 8192, "epochs": 100_000}
+MOST = {
+    "window": 4096, "hidden": 8192, "width": 65_536, "trained_width": 8192, "epochs": 100_000,
+}  # fmt: skip
 
 
 def require_at_least(decision: str, policy: object, **least: float) -> None:

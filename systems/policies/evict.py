@@ -114,6 +114,8 @@ class ByCount:
 class OnlyNamed(Eviction):
     """Evicts no expert of its own choice: only a fetch that names an expert can replace it."""
 
+    needs_host = True
+
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """Return None: no expert is evicted, so full memory refuses other loads."""
         return None
@@ -167,6 +169,7 @@ class OnePlaceholder(Eviction):
     Where layers do not share slots, one slot of each layer stays empty.
     """
 
+    needs_host = True
     reserve = 1
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:

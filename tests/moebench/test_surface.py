@@ -357,3 +357,40 @@ def test_importing_moebench_imports_nothing_else(imported: dict[str, list[str]])
 @pytest.mark.parametrize("what", ["the command line", *LIGHT])
 def test_nothing_heavy_is_imported(imported: dict[str, list[str]], what: str) -> None:
     assert imported[what] == []
+
+
+def test_modules_of_the_current_folder_replace_no_library(tmp_path: Path) -> None:
+    for name in ("yaml", "json", "torch", "typer", "rich", "pydantic"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    (tmp_path / "mine.py").write_text(
+        "from moebench.systems.smoe import SMoE\n\n\nclass Mine(SMoE):\n    pass\n"
+    )
+    for arguments, said in (
+        (["list", "settings"], "S3"),
+        (["show", "abc"], "no runs"),
+        (["run", "--system", "nowhere:Mine", "--setting", "S3"], "cannot import nowhere"),
+        (
+            [
+                "sweep",
+                "--systems",
+                "mine:Mine",
+                "--settings",
+                "S3",
+                "--routings",
+                "drawn",
+                "--prompts",
+                "1",
+                "--new-tokens",
+                "2",
+                "--jobs",
+                "0",
+            ],
+            "1 done",
+        ),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "moebench", *arguments], cwd=tmp_path, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert "wrong module" not in done.stderr
+        assert said in done.stdout + done.stderr

@@ -14,6 +14,7 @@ from moebench.harness.run import questions
 from moebench.harness.settings import settings
 from moebench.substrate.machines.profile import MACHINES
 from moebench.substrate.models.catalogue import scale_path
+from moebench.systems.options import build
 from tests.harness.commands import SCALE_MODEL, SMALL, call
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -115,7 +116,9 @@ def test_names(arguments: tuple[str, ...], says: str) -> None:
         (("--cache-ratio", "half"), r"'--cache-ratio'"),
         (("--alpha", "1.5"), r"alpha is 1.5; allowed: 0 to 1"),
         (("--alpha", "-0.1"), r"alpha is -0.1; allowed: 0 to 1"),
-        (("--alpha", "nan"), r"alpha=nan: .*finite number"),
+        (("--alpha", "nan"), r"--alpha nan: expected a finite number"),
+        (("--free-host-gb=-inf",), r"--free-host-gb -inf: expected a finite number"),
+        (("--set", "evict.window=999999999999"), r"evict\.window is .*; allowed: 0 to 4096"),
         (("--set", "alpha=2"), r"alpha is 2.0; allowed: 0 to 1"),
         (("--set", "route=exact", "--set", "alpha=0.2"), r"alpha=0.2: route=exact has no α"),
         (("--alpha", "much"), r"'--alpha'"),
@@ -399,3 +402,34 @@ def test_what_the_system_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(one_run, "prepare", full)
     assert "No space left on device" in refused(*SMOE)
+
+
+@pytest.mark.parametrize("option", ["--tpot-ms=inf", "--tpot-ms=NaN", "--accuracy-loss=Infinity"])
+def test_advice_takes_finite_numbers(here: Path, option: str) -> None:
+    name, _, value = option.partition("=")
+    said = call("advise", "--setting", "S3", name, value)
+    assert (said.code, said.err) == (2, f"moebench: {name} {value}: expected a finite number\n")
+
+
+@pytest.mark.parametrize(
+    ("system", "option", "allowed"),
+    [("flashmoe", "evict.hidden", "2 to 8192"), ("flashmoe", "evict.epochs", "1 to 100000"),
+     ("duoserve", "prefetch.width", "64 to 65536"),
+     ("promoe", "prefetch.trained_width", "1 to 8192")],
+)  # fmt: skip
+def test_sizes_of_networks_have_limits(here: Path, system: str, option: str, allowed: str) -> None:
+    least, most = allowed.split(" to ")
+    for value in (int(least) - 1, int(most) + 1, 10**12):
+        said = call("run", "--system", system, *SMALL, "--set", f"{option}={value}")
+        assert said.code == 2
+        assert f"{option} is {value}; allowed: {allowed}" in said.err
+    for value in (least, most):
+        build(system, {option: value})
+
+
+def test_a_sweep_s_record_is_a_command(here: Path) -> None:
+    plan = {"common": {"setting": "S3"}, "product": {"system": ["smoe"]}, "record": [1]}
+    Path("plan.yaml").write_text(json.dumps(plan))
+    said = call("sweep", "plan.yaml", "--dry-run")
+    assert said.code == 2
+    assert "plan.yaml: record is [1]; allowed: a command, as text" in said.err

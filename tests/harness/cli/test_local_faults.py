@@ -60,6 +60,18 @@ def test_systems_of_every_kind_run_behind_a_link(system) -> None:
         assert document["accuracy"]["agreement"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("system", "swap"),
+    [("hybrimoe", "prefetch=none"), ("ktransformers", "evict=lru"), ("daop", "evict=lru"),
+     ("fiddler", "evict=lru")],
+)  # fmt: skip
+def test_what_needs_the_host_s_help_is_refused_where_the_host_is_the_device(system, swap) -> None:
+    line = refused("run", "--system", system, *HERE, "--calibrate-texts", "2")
+    assert f"give --emulated-link RATE, or --set {swap}" in line
+    document = run(system, "--machine", "local", "--set", swap, "--calibrate-texts", "2")
+    assert document["badge"] == "measured"
+
+
 def test_a_disk_that_fails_in_the_middle_of_a_run(monkeypatch) -> None:
     run("moe-ondemand", "--machine", "local", "--store", "store")
     failing = Nth(os.preadv, 900, OSError(errno.EIO, "Input/output error"))
