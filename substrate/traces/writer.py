@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,9 +66,10 @@ class TraceWriter:
         (self._folder / HEADER).write_text(text + "\n", encoding="utf-8")
 
     def close(self) -> None:
-        """Close all array files."""
+        """Close all array files, without the rows that a full disk does not take any more."""
         for stream, _, _ in self._files.values():
-            stream.close()
+            with suppress(OSError):
+                stream.close()
 
 
 @contextmanager

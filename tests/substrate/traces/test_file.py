@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import tracemalloc
 from pathlib import Path
@@ -305,3 +306,16 @@ def test_an_empty_trace_is_refused(path):
 def test_folder_without_a_trace_is_refused(path):
     with pytest.raises(InputError, match="not a trace's folder"):
         open_trace(path)
+
+
+def test_a_full_disk_leaves_no_array_behind(tmp_path: Path) -> None:
+    """A limit of the size of files fails like a full disk, also when buffers are flushed."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (100, 5_000, 20_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(OSError, match="large"):
+                write(tmp_path / "t", *[{"ids": np.zeros((50, LAYERS, K), np.uint8)}] * 100)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert list(tmp_path.iterdir()) == []
