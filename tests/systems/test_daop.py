@@ -40,6 +40,10 @@ def test_the_busiest_host_expert_is_paired_with_the_idlest_device_expert():
     assert swaps(seen, 1.6) == {3: 2}
 
 
+def test_device_experts_beyond_the_last_that_has_a_token_are_partners_too():
+    assert swaps(prefill_of({0: 20, 1: 5}, {6, 7}), 1.05) == {0: 7, 1: 6}
+
+
 def test_similar_counts_are_not_swapped():
     assert swaps(prefill_of({0: 20, 1: 21}, {0}), 1.05) == {}
     assert swaps(prefill_of({0: 20, 1: 22}, {0}), 1.05) == {1: 0}

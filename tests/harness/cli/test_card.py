@@ -1,7 +1,9 @@
 """--device cuda, on a card that is a part of this computer's memory."""
 
+import json
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,3 +156,24 @@ def test_options_that_cannot_be(cards, arguments, says) -> None:
 def test_common_weights_that_are_not_on_the_card(cards) -> None:
     line = refused("run", "--system", "accelerate", *SMALL, *CUDA, "--set", "module_hooks=false")
     assert "accelerate leaves common weights to the host or streams them" in line
+
+
+def test_every_operation_of_the_device_lasts(cards) -> None:
+    called = call("run", "--system", "moe-ondemand", *ON_CARD, "--timeline", "t.json", "--json")
+    assert called.code == 0, called.err
+    events = json.loads(Path("t.json").read_text())["traceEvents"]
+    (device,) = (e["pid"] for e in events
+                 if e["name"] == "process_name" and e["args"]["name"] == "device")  # fmt: skip
+    spans = [event for event in events if event["ph"] == "X" and event["pid"] == device]
+    assert len(spans) > 20
+    assert all(event["dur"] > 0 for event in spans)
+
+
+def test_a_cards_kv_cache_grows_with_the_batch(cards, monkeypatch) -> None:
+    def sizes(batch: int) -> float:
+        line = refused("run", "--system", "moe-ondemand", *ON_CARD, "--batch", batch,
+                       "--prompts", 4, "--force")  # fmt: skip
+        return float(re.search(r"KV cache ([\d.e-]+) GB", line)[1])
+
+    monkeypatch.setattr(FakeCard, "memory", lambda self: (1000, 10**9))
+    assert sizes(4) == pytest.approx(4 * sizes(1), rel=0.05)

@@ -154,3 +154,13 @@ def test_an_interrupt_ends_the_run_and_stores_nothing(link, monkeypatch) -> None
 )
 def test_options_that_cannot_be(arguments, says) -> None:
     assert says in refused("run", "--system", "moe-ondemand", *SMALL, *arguments)
+
+
+@pytest.mark.parametrize("system", ["fiddler", "smoe", "moe-ondemand"])
+def test_what_a_lane_does_takes_time(system) -> None:
+    document = run(system, "--machine", "local", *LINK, "--calibrate-texts", "2")
+    lanes, experts = document["metrics"]["decode"]["lanes"], document["metrics"]["experts"]
+    assert (lanes["host"] > 0) == (experts["decode"]["host"] > 0)
+    assert (lanes["d2h"] > 0) == (experts["decode"]["host"] > 0), "outputs return"
+    assert (lanes["h2d"] > 0) == (experts["decode"]["loads"] > 0)
+    assert lanes["device"] > 0

@@ -11,7 +11,7 @@ import pytest
 
 from moebench.harness.run.repeat import repeat
 from moebench.results.store import Store
-from tests.harness.commands import SMALL, call, refused, run
+from tests.harness.commands import SCALE_MODEL, SMALL, call, refused, run
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -127,3 +127,16 @@ def test_gc_keeps_what_a_run_used_until_the_run_goes(here: Path) -> None:
 def test_gc_without_a_store_is_one_line(here: Path) -> None:
     assert "no store in .moebench" in refused("gc")
     assert list(here.iterdir()) == []
+
+
+def test_a_run_without_a_setting_is_shown_with_the_fewest_options(here: Path) -> None:
+    given = ("--system", "moe-ondemand", "--model", SCALE_MODEL, "--machine", "a6000",
+             "--cache-ratio", "0.25", "--workload", "arithmetic", "--prompts", "1",
+             "--new-tokens", "4")  # fmt: skip
+    first = call("run", *given, "--no-interval", "--json").json
+    words = shlex.split(call("show", first["run_id"], "--json").json["repeat"])
+    assert "--setting" not in words
+    assert {"--model", "--machine", "--prompts"} <= set(words)
+    assert "--seed" not in words, "the default is left out"
+    again = call(*words[1:], "--no-interval", "--json", "--force").json
+    assert again["run_id"] == first["run_id"]

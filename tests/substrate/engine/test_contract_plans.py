@@ -260,3 +260,9 @@ def test_a_routing_that_says_lossless_and_replaces_is_refused():
     assert made.lossless
     with pytest.raises(UsageError, match="Says says that it is lossless and replaced an expert"):
         run(made, model_of(ONE, [[[(0, 1)]]]), slots=4)
+
+
+def test_a_plan_that_loads_another_layers_expert_is_refused():
+    for load in (fetches(1, [2]), [*fetches(0, [2]), *fetches(1, [3])]):
+        with pytest.raises(UsageError, match="are not of different experts of this layer"):
+            planned(Plan([0, 1, 2], load=load))

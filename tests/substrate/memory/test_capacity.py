@@ -345,3 +345,10 @@ def test_a_system_may_keep_most_experts_on_the_disk():
     few = capacity(host_experts=5)
     assert few.from_disk
     assert HostRecords(few.host, EXPERT_BYTES, 5).capacity == 5
+
+
+def test_a_budget_of_the_whole_device_is_allowed_and_one_byte_more_is_not():
+    everything = 48 * 2**30 - 10**9
+    assert capacity(device_bytes=everything).slots == capacity().slots
+    with pytest.raises(BudgetError, match="--device-memory"):
+        capacity(device_bytes=everything + 1)

@@ -1,0 +1,36 @@
+"""Remarks of a comparison's rows."""
+
+from typing import Any
+
+import pytest
+
+from moebench.reports.compare.rows import _remarks
+from tests.reports.samples import run
+
+
+def answered(n: int, cut: int | None, score: float = 90.0) -> dict[str, Any]:
+    scored = {"metric": "choice", "score": score, "stderr": 1.0, "chance": 25.0, "n": n}
+    return run() | {"accuracy": scored | {"cut": cut, "items": {}}}
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([answered(32, 0)], ()),
+        ([answered(32, None)], ()),
+        ([answered(32, None), answered(32, 0)], ()),
+        ([answered(32, 1)], ("1 of 32 answers cut at --new-tokens",)),
+        ([answered(32, 1), answered(16, 2)], ("3 of 48 answers cut at --new-tokens",)),
+        ([answered(32, 1), answered(16, None)], ("1 of 48 answers cut at --new-tokens",)),
+        ([run()], ()),
+    ],
+)
+def test_answers_that_were_cut_are_counted(
+    runs: list[dict[str, Any]], said: tuple[str, ...]
+) -> None:
+    assert _remarks(runs) == said
+
+
+def test_a_score_at_chance_level_is_remarked() -> None:
+    (found,) = _remarks([answered(32, 0, score=25.5)])
+    assert found.startswith("score at chance level: ")
