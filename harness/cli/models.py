@@ -1,6 +1,5 @@
 """``moebench models``: imports and downloads weights; trains and verifies scale models."""
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,8 +84,6 @@ def train(
     from moebench.harness.scale.recipe import TrainingRecipe, second_training
     from moebench.harness.scale.training import train as train_model
 
-    if balance is not None and not math.isfinite(balance):
-        raise UsageError(f"--balance {balance}: give a finite number, 0 or more")
     if device is Device.cuda and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu")
     torch.set_num_threads(threads)

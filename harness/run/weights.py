@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -140,12 +141,13 @@ def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
 
 def open_weights(spec: RunSpec) -> OpenWeights:
     """Open a run's weights and tokenizer."""
-    full = model_shape(spec.model)
-    checkpoint = open_checkpoint(weights_path(spec))
+    full, path = model_shape(spec.model), weights_path(spec)
+    files = sorted(path.iterdir()) if path.is_dir() else []
+    stamp = [(file.name, *_state(file)) for file in files]
+    checkpoint, texts, content = _opened(path, spec.plain_prompts, tuple(stamp))
     check_topology(full, checkpoint.shape, checkpoint.path)
-    texts = read_texts(weights_path(spec), spec.plain_prompts)
     hashes = {
-        "weights": checkpoint.content_hash(), "tokenizer": _hash(texts.tokenizer.to_str()),
+        "weights": content, "tokenizer": _hash(texts.tokenizer.to_str()),
         "model": _hash(full.model_dump_json()), "profile": profile_hash(spec),
         "torch": torch.__version__, "numpy": np.__version__,
     }  # fmt: skip
@@ -155,6 +157,26 @@ def open_weights(spec: RunSpec) -> OpenWeights:
         full=full, checkpoint=checkpoint, texts=texts, hashes=hashes,
         expert_dtype=spec.expert_dtype, remember=spec.weights is None,
     )  # fmt: skip
+
+
+def _state(file: Path) -> tuple[int, int]:
+    found = file.lstat()
+    return found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=8)
+def _opened(
+    path: Path, plain: bool, stamp: tuple[tuple[str, int, int], ...]
+) -> tuple[Checkpoint, Texts, str]:
+    """Return a folder's checkpoint, its texts and the hash of its weights, read once.
+
+    A plan of many cells asks for each setting and workload; to check and hash a folder takes 50 ms.
+
+    Args:
+        stamp: names, sizes and times of the folder's files: others are read again.
+    """
+    checkpoint = open_checkpoint(path)
+    return checkpoint, read_texts(path, plain), checkpoint.content_hash()
 
 
 def computing_system(spec: RunSpec) -> System:

@@ -214,7 +214,7 @@ def test_bad_requests_are_one_line(here: Path) -> None:
         (("train", NAME, "--data-dir", "none"), "--data-dir none: no such folder"),
         (("train", NAME, "--data-dir", "."), "corpus: holds no prose"),
         (("train", NAME, "--data-dir", ".", "--tokens", "0"), "--tokens"),
-        (("train", NAME, "--data-dir", ".", "--balance", "inf"), "--balance inf: give a finite"),
+        (("train", NAME, "--data-dir", ".", "--balance", "inf"), "--balance inf: expected"),
     ):
         assert message in refused("models", *arguments)
     (here / ".moebench" / "models" / "manifest.json").write_text("[]")

@@ -64,13 +64,14 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 
-from moebench.harness.run.identity import code_hash, system_hash
+from moebench.harness.run.identity import _ours, code_hash, system_hash
 from moebench.systems.options import build
 
 systems = {name: build(name) for name in ("smoe", "moe-ondemand", "daop")}
 
 def hashes():
     code_hash.cache_clear()
+    _ours.cache_clear()
     return {"code": code_hash()} | {name: system_hash(s) for name, s in systems.items()}
 
 before, found = hashes(), {}
