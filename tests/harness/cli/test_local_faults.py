@@ -162,5 +162,5 @@ def test_what_a_lane_does_takes_time(system) -> None:
     lanes, experts = document["metrics"]["decode"]["lanes"], document["metrics"]["experts"]
     assert (lanes["host"] > 0) == (experts["decode"]["host"] > 0)
     assert (lanes["d2h"] > 0) == (experts["decode"]["host"] > 0), "outputs return"
-    assert (lanes["h2d"] > 0) == (experts["decode"]["loads"] > 0)
+    assert lanes["h2d"] > 0 or experts["decode"]["loads"] == 0  # prefetches are no loads
     assert lanes["device"] > 0
