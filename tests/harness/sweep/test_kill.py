@@ -14,6 +14,8 @@ import pytest
 
 from moebench.results import garbage
 from moebench.results.store import Store
+from moebench.substrate.models import catalogue
+from moebench.substrate.models.imported import Imported
 from tests.harness.sweep.forks import (
     CELLS,
     COUNT,
@@ -131,3 +133,62 @@ def test_processes_end_with_the_sweep(forks: Forks, number: signal.Signals, code
     assert forks(*sweep, "whole", "--jobs", "0").code == 0
     assert len(contents("whole")) == 6
     assert contents("killed") == contents("whole")
+
+
+def killed(forks: Forks, whole_s: float, least_s: float, *command: str) -> list[int]:
+    """Run a command again and again, each killed at a random point; return their exit codes."""
+    draw = random.Random(7)
+    limits = (draw.uniform(least_s, 0.9 * whole_s) for _ in range(max(3, POINTS // 3)))
+    return [forks(*command, cpu_s=limit).code for limit in limits]
+
+
+def test_a_killed_import_goes_on_and_is_whole(forks: Forks) -> None:
+    source = str(catalogue.scale_path("qwen2-57b-a14b"))
+    whole = forks("models", "import", source, "--out", "whole")
+    assert whole.code == 0
+    command = ("models", "import", source, "--out", "killed")
+    codes = killed(forks, whole.cpu_s, 0.2 * whole.cpu_s, *command)
+    assert -signal.SIGPROF in codes, codes
+    assert forks(*command).code == 0
+    Imported(Path("killed")).verify()
+    assert {file.name: file.read_bytes() for file in Path("killed").iterdir()} == {
+        file.name: file.read_bytes() for file in Path("whole").iterdir()
+    }
+    say("import killed at random points", len(codes), "files equal to an undisturbed one's")
+
+
+def test_a_killed_report_leaves_whole_files_or_none(forks: Forks) -> None:
+    assert forks("sweep", *CELLS, "--jobs", "0", "--store", "store").code == 0
+    before = Path("store/runs.sqlite").read_bytes()
+    for option, out in (("--html", "page.html"), ("--csv", "tables"), ("--latex", "tables")):
+        whole = forks("report", option, f"whole-{out}", "--store", "store")
+        assert whole.code == 0
+        codes = killed(
+            forks, whole.cpu_s, 0.3 * whole.cpu_s, "report", option, out, "--store", "store"
+        )
+        assert -signal.SIGPROF in codes, codes
+        expected, place = Path(f"whole-{out}"), Path(out)
+        pairs = [(place, expected)] if expected.is_file() else [
+            (place / file.name, file) for file in expected.iterdir()
+        ]  # fmt: skip
+        for found, right in pairs:
+            if found.exists():
+                assert found.stat().st_size == pytest.approx(right.stat().st_size, abs=200)
+                assert found.read_bytes()[-100:] == right.read_bytes()[-100:]
+        say(f"report {option} killed at random points", len(codes), "whole files or none")
+    assert Path("store/runs.sqlite").read_bytes() == before
+
+
+def test_a_killed_evaluation_stores_nothing_and_can_be_given_again(forks: Forks) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install '.[eval]'")
+    command = ("eval", "--engine", "lm-eval", "--tasks", "passages", "--system", "moe-ondemand",
+               "--setting", "S3", "--prompts", "2", "--store")  # fmt: skip
+    whole = forks(*command, "whole")
+    assert whole.code == 0, whole.said
+    undisturbed = contents("whole")
+    codes = killed(forks, whole.cpu_s, 0.3 * whole.cpu_s, *command, "killed")
+    assert -signal.SIGPROF in codes, codes
+    assert forks(*command, "killed").code == 0
+    assert contents("killed").keys() == undisturbed.keys()
+    assert not strangers("killed")
+    say("eval killed at random points", len(codes), "the same run in the store")
