@@ -57,6 +57,7 @@ class Made(Workers):
             return [(0, Failed("the disk is\nfull", "Traceback: OSError"))]
         document = {
             "run_id": job.cell_id, "spec": job.spec.model_dump(), "badge": "estimate",
+            "simulated": True,
             "metrics": {"tpot_ms": {"mean": tpot(job)}},
             "provenance": {"created": "2026-01-01T00:00:00+00:00"},
         }  # fmt: skip
