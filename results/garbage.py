@@ -81,12 +81,10 @@ def find(store: Store, now: float | None = None) -> Found:
     if store.schema() is None:
         raise UsageError(f"no store in {store.directory}; give the --store that is meant")
     now = time.time() if now is None else now
-    runs, cells = store.runs(), store.cells()
-    owners = {
-        SAMPLES: {run["run_id"] for run in runs},
-        "failures": {cell.cell_id for cell in cells if cell.traceback is not None},
-        "evaluations": {run["run_id"] for run in runs},
-    }
+    # A damaged document keeps its files: its id can be read, although what it says cannot.
+    runs, ids = store.runs(), set(store.ids())
+    owners = {SAMPLES: ids, "failures": set(store.failures()), "evaluations": ids}
+    damaged = len(ids) - len(runs)
     silent = [run for run in runs if "kept" not in run.get("provenance", {})]
     named = {name for run in runs for name in run.get("provenance", {}).get("kept", [])}
     notes = []
@@ -95,8 +93,12 @@ def find(store: Store, now: float | None = None) -> Found:
             f"{len(silent)} runs of an earlier version do not say what they used: "
             f"{', '.join(_PREPARED)} stay as they are"
         )
+    if damaged:
+        notes.append(f"{damaged} runs are damaged: {', '.join(_PREPARED)} stay as they are")
     garbage, recent = [], 0
-    for path, why in _candidates(store.directory, owners, named, keep_prepared=bool(silent)):
+    for path, why in _candidates(
+        store.directory, owners, named, keep_prepared=bool(silent or damaged)
+    ):
         size, changed = _size(path)
         if now - changed < RECENT_S:
             recent += 1

@@ -174,6 +174,11 @@ class Store:
                 cells.append(Cell(cell_id, kept, spec, *map(visible_in, rest)))
         return [cell for cell in cells if state in (None, cell.state)]
 
+    def failures(self) -> list[str]:
+        """Return the ids of all cells with a traceback, whether or not their specs are valid."""
+        query = "SELECT cell_id FROM cells WHERE traceback IS NOT NULL"
+        return [cell_id for (cell_id,) in self._read(query, since=2)]
+
     def finished(self) -> dict[str, str]:
         """Return the id of the run that finished each cell, by the cell's id."""
         unchanged = (

@@ -27,7 +27,7 @@ from moebench.reports.sections.throughput import Curve
 from moebench.results.claims import PaperResult
 from moebench.results.document import Document, badge_of
 from moebench.results.metrics import METRICS
-from moebench.results.store import Cell
+from moebench.results.store import CHANGED, Cell
 from moebench.results.store_hints import no_runs
 from moebench.substrate.errors import UsageError
 from moebench.substrate.files import write_text
@@ -39,6 +39,7 @@ BADGES = {
     "measured": "wall-clock time on the named machine",
     "emulated link": "a copy thread with a limited rate emulates the link to host memory",
     "noisy": "the times of batches spread by more than a tenth of their median",
+    CHANGED: "the stored document was edited after its run",
     "calibrated": "simulated, with a hardware profile fitted to measurements on that machine",
     "datasheet": "simulated, mainly from published figures of the hardware; never run on it",
     "estimate": "simulated, mainly from estimates in the hardware profile; never run on it",

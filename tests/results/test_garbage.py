@@ -1,7 +1,9 @@
 """What can go from a store: all that no run refers to, and never a run."""
 
 import os
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,20 @@ def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "samples" / f"{GONE}.parquet").write_text("x")
     with pytest.raises(UsageError, match="no store in"):
         garbage.find(Store(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{}", "not JSON", '{"run_id": "other"}'])
+def test_files_of_a_damaged_run_stay_until_it_is_removed(tmp_path: Path, text: str) -> None:
+    store = filled(tmp_path)
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("UPDATE runs SET document = ?", (text,))
+        db.execute("UPDATE cells SET spec = ?", (text,))
+        db.commit()
+    found = garbage.find(store)
+    assert "1 runs are damaged" in found.notes[0]
+    garbage.remove(found.garbage)
+    assert set(WANTED) <= files(tmp_path)
+    store.remove([RUN])
+    garbage.remove(garbage.find(store).garbage)
+    assert f"samples/{RUN}.parquet" not in files(tmp_path)
+    assert f"experts/{HASH}-float32.bin" not in files(tmp_path)
