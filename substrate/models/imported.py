@@ -267,6 +267,7 @@ def import_checkpoint(
     if (out / MANIFEST).exists():
         if _manifest(out).source != identity:
             raise CheckpointError(f"{out}: holds another import; give another --out")
+        _remove_unfinished(out)
         return Imported(out)
     store = ExpertStore(out / RECORDS, checkpoint.shape, DTYPES[precision])
     partial = store.path.with_suffix(".partial")
@@ -297,7 +298,7 @@ def import_checkpoint(
             checksums=checksums,
         )  # fmt: skip
         write_text(out / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
-    (out / JOURNAL).unlink()
+        _remove_unfinished(out)
     return Imported(out)
 
 
@@ -404,6 +405,12 @@ def _known(journal: TextIO, identity: str) -> dict[str, str]:
     journal.write(f"{identity}\n")
     journal.flush()
     return {}
+
+
+def _remove_unfinished(out: Path) -> None:
+    """Remove what killed attempts at a finished import left: partial files and the journal."""
+    for left in (*out.glob("*.partial"), *out.glob(f".{MANIFEST}.*")):
+        left.unlink(missing_ok=True)
 
 
 def _note(journal: TextIO, key: str, found: str) -> None:

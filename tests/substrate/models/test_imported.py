@@ -109,6 +109,26 @@ def test_an_import_that_was_killed_goes_on(after, directories, tmp_path, monkeyp
     assert JOURNAL not in names
 
 
+@pytest.mark.parametrize("name", [".import.json.x7", MANIFEST])
+def test_a_kill_at_the_end_of_an_import_leaves_no_file_for_ever(
+    name, directories, tmp_path, monkeypatch
+):
+    """The manifest is under its temporary name, or the journal is not removed yet."""
+    source, out = directories["qwen2_moe"], tmp_path / "out"
+    import_checkpoint(source, tmp_path / "whole", "fp32")
+    with monkeypatch.context() as kill:
+        kill.setattr(imported, "_remove_unfinished", lambda out: None)
+        import_checkpoint(source, out, "fp32")
+    (out / MANIFEST).replace(out / name)
+    assert (out / JOURNAL).exists()
+    import_checkpoint(source, out, "fp32").verify()
+    contents = [
+        {file.name: file.read_bytes() for file in folder.iterdir()}
+        for folder in (out, tmp_path / "whole")
+    ]
+    assert contents[0] == contents[1]
+
+
 def test_what_a_killed_import_left_is_believed_only_if_its_hash_is_right(directories, tmp_path):
     source, out = directories["qwen2_moe"], tmp_path / "out"
 
