@@ -9,14 +9,17 @@ import unicodedata
 from typing import Any
 
 #: Characters that act instead of being seen: control characters (ESC begins a terminal's commands),
-#: line and paragraph separators, marks and overrides of writing direction, a byte order mark, and
-#: halves of surrogate pairs, which no encoding can write.
+#: line and paragraph separators, invisible ones (soft hyphen, zero-width space, direction marks,
+#: byte order mark, tags), and halves of surrogate pairs, which no encoding can write.  The joiners
+#: U+200C and U+200D are parts of words and emoji and stay.
 _ACTING = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
 #: The same in JSON as it is stored, where they may be written as escapes.
 _ACTING_IN_JSON = re.compile(
-    _ACTING.pattern + r"|\\[bfnrt]|\\u(?:00[01]|007|00[89]|20[026]|d[89a-f]|fe|ff)", re.IGNORECASE
+    _ACTING.pattern + r"|\\[bfnrt]|\\u(?:00[01]|007|00[89a]|061|180|20[026]|d[89a-f]|fe|ff)",
+    re.IGNORECASE,
 )
 
 #: First characters of a spreadsheet's formulas, in their common (NFKC) form.
@@ -67,4 +70,6 @@ def is_formula(text: str) -> bool:
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     short = {0x09: r"\t", 0x0A: r"\n", 0x0D: r"\r"}
+    if code >= 0x10000:
+        return f"\\U{code:08x}"
     return short.get(code) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")

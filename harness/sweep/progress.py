@@ -1,6 +1,5 @@
 """Progress of a sweep: a live display on a terminal, plain lines in a pipe."""
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from moebench.harness.sweep.estimate import duration
 from moebench.harness.sweep.worker import Failed, Finished, Job
 from moebench.reports.sections import failures
 from moebench.results.spec import RunSpec
+from moebench.substrate.text import visible
 
 
 class Board(Protocol):
@@ -38,7 +38,7 @@ class Board(Protocol):
 
 def title(spec: RunSpec) -> str:
     """Return a short title of a cell."""
-    return failures.title(spec.model_dump())
+    return visible(failures.title(spec.model_dump()))
 
 
 @contextmanager
@@ -67,15 +67,12 @@ class _Lines:
         if isinstance(outcome, Failed):
             self._failed += 1
             error = " ".join(outcome.error.split())
-            self._say(f"failed: {title(job.spec)}: {error}")
+            console.say(f"failed: {title(job.spec)}: {error}")
         if self._done * 10 // self._total > self._said:
             self._said = self._done * 10 // self._total
             left = (time.monotonic() - self._began) / self._done * (self._total - self._done)
             rest = f", {duration(left)} left" if self._done < self._total else ""
-            self._say(f"sweep: {self._done}/{self._total}, {self._failed} failed{rest}")
-
-    def _say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+            console.say(f"sweep: {self._done}/{self._total}, {self._failed} failed{rest}")
 
 
 class _Live:
@@ -99,7 +96,7 @@ class _Live:
         self._now.pop(worker, None)
         if isinstance(outcome, Failed):
             self._failed += 1
-            error = " ".join(outcome.error.split())
+            error = visible(" ".join(outcome.error.split()))
             self.live.console.print(escape(f"failed: {title(job.spec)}: {error}"))
         self._bar.update(self._task, advance=1, running=len(self._now), failed=self._failed)
 

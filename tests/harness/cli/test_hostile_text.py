@@ -3,7 +3,10 @@
 import copy
 import csv
 import json
+import os
 import re
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -13,11 +16,13 @@ from typing import Any
 import pytest
 
 from moebench.results.store import Store
-from moebench.substrate.text import visible
+from moebench.substrate.text import may_act, visible
 from tests.harness.commands import Called, call, run
 from tests.reports.pages import Page
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
+
+ROOT = Path(__file__).parents[3]
 
 #: Texts that do something in a format that they reach unescaped.
 HOSTILE = [
@@ -26,6 +31,7 @@ HOSTILE = [
     "\x07", "\x9b31m", "\x90q", "a\rb", "\x00", "a\x00b", "\x7f", "\x0c", "\x0b", "\x85",
     # lines and direction
     "a\nb", "a\r\nb", "a\u2028b", "a\u2029b", "\u202eabc", "\u2066a\u2069", "\u200fa", "\ufeffa",
+    "\u061ca", "\u200ba", "\xada", "\u2060a", "a\U000e0041", "\u200b=1+1", "\u2060=1+1",
     # what no encoding can write
     "\ud800", "a\udfffb", "\udc80", "\ud83d", "\ude00\ud83d",
     # LaTeX
@@ -56,12 +62,24 @@ FIELDS = [
 
 def acts(text: str) -> list[str]:
     """Return the characters of an output that are neither printable nor line feeds or tabs."""
-    wrong = ("Cc", "Cs", "Zl", "Zp")
-    directing = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
-    return [
-        c for c in text
-        if c not in "\n\t" and (unicodedata.category(c) in wrong or c in directing)
-    ]  # fmt: skip
+    wrong = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return [c for c in text if c not in "\n\t\u200c\u200d" and unicodedata.category(c) in wrong]
+
+
+def test_what_acts_is_escaped_and_what_is_seen_is_not() -> None:
+    """By Unicode's categories: of the format characters (Cf), those that some scripts show stay."""
+    shown = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
+    shown |= {0x200C, 0x200D, *range(0x13430, 0x13440)}
+    for code in range(0x110000):
+        text, category = chr(code), unicodedata.category(chr(code))
+        if category == "Cn":  # unassigned: newer versions of Unicode may make it a mark
+            continue
+        acting = category in ("Cc", "Cf", "Cs", "Zl", "Zp") and code not in shown
+        assert (visible(text) != text) == acting, hex(code)
+        if acting:
+            assert visible(text).encode("ascii").decode("unicode_escape") == text
+            assert may_act(json.dumps(text, ensure_ascii=False)), hex(code)
+            assert may_act(json.dumps(text)), hex(code)
 
 
 def documents(base: dict[str, Any], texts: list[str]) -> Iterator[dict[str, Any]]:
@@ -200,16 +218,23 @@ def test_the_page_has_no_element_of_a_text(store: Store) -> None:
 
 
 def test_figures_are_drawn(here: Path) -> None:
+    """Each figure compares a sound system with hostile ones; the drawing library may not abort."""
     base = run("moe-ondemand")
     store = Store(Path("hostile"))
+    store.put(base)
     for one in documents(base, ["\x1b[2J", "a\x00b", "\ud800", "</text><script>", "\u2028"]):
-        for name in ("model", "machine", "workload", "setting", "software"):
+        for name in ("model", "machine", "workload", "setting", "software", "overrides"):
             one["spec"][name] = base["spec"][name]
         one["badge"] = base["badge"]
         store.put(one)
-    on(store, "report", "--figures", "figures")
+    command = [sys.executable, "-m", "moebench", "report", "--figures", "figures", "--store",
+               str(store.directory)]  # fmt: skip
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert ended.returncode == 0, ended.stderr
     drawn = sorted(Path("figures").glob("*.svg"))
-    assert drawn
+    assert any("x1b[2J" in file.read_text("utf-8") for file in drawn)
     for file in drawn:
         text = file.read_text("utf-8")
         assert not acts(text)
@@ -228,6 +253,25 @@ def test_sound_texts_are_shown_as_they_are(here: Path) -> None:
         assert text in on(store, "show", f"{n:012x}").out
     on(store, "report", "--csv", "out")
     assert all(text in Path("out/runs.csv").read_text("utf-8") for text in SOUND)
+
+
+#: A system that fails with a hostile message.
+FAILING = """
+from moebench.systems.baselines import MoEOnDemand
+
+class Failing(MoEOnDemand):
+    def begin_sequences(self, prompts):
+        raise RuntimeError("\\x1b[2J\\u202eabc")
+"""
+
+
+def test_a_failed_cell_s_error_does_not_act_in_progress_lines(here: Path) -> None:
+    Path("failing.py").write_text(FAILING)
+    said = call("sweep", "--systems", "failing:Failing", "--settings", "S3", "--workloads",
+                "arithmetic", "--prompts", "1", "--new-tokens", "2", "--jobs", "0")  # fmt: skip
+    assert said.code == 1
+    assert "\\x1b[2J\\u202eabc" in said.err
+    assert not acts(said.out + said.err)
 
 
 def test_an_error_shows_what_was_typed_without_acting(here: Path) -> None:
