@@ -18,6 +18,13 @@ PERPLEXITY = "perplexity"
 ERRORS = 2.0
 
 
+#: Parts of a document that only a single run's view and the comparison of two runs read.
+DETAILS = (
+    "interval.fields", "accuracy.items", "metrics.experts", "metrics.prefetch",
+    "metrics.routed_ahead", "metrics.energy",
+)  # fmt: skip
+
+
 def is_run_id(text: object) -> bool:
     """Return whether a text can be a run's id: letters and digits only, so no path."""
     return isinstance(text, str) and re.fullmatch(r"[0-9A-Za-z]{1,64}", text) is not None
@@ -29,6 +36,16 @@ def dig(document: Mapping[str, Any], path: str) -> Any:
     for step in path.split("."):
         value = value.get(step) if isinstance(value, Mapping) else None
     return value
+
+
+def without_details(document: Document) -> Document:
+    """Remove the `DETAILS` of a document, and return it."""
+    for path in DETAILS:
+        above, _, name = path.rpartition(".")
+        part = dig(document, above)
+        if isinstance(part, dict):
+            part.pop(name, None)
+    return document
 
 
 # ----------------------------------------------------------------------------- what was run

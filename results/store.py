@@ -16,14 +16,16 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from moebench.results.document import is_run_id
+from pydantic_core import from_json
+
+from moebench.results.document import is_run_id, without_details
 from moebench.results.samples import samples_path
 from moebench.results.schema import SCHEMA_VERSION, migrate
 from moebench.results.store_hints import in_store, no_runs
@@ -34,6 +36,10 @@ from moebench.substrate.text import may_act, visible, visible_in
 FILE_NAME = "runs.sqlite"
 #: Seconds that a writer waits for other writers before it fails.
 BUSY_S = 30.0
+#: Runs that one query names: SQLite admits 999 values in all of its versions.
+BATCH = 500
+#: Most runs whose wall times are read for an estimate.
+RECENT = 2000
 
 _INSERT = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_CELL = "INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -166,28 +172,68 @@ class Store:
 
     def cells(self, state: State | None = None) -> list[Cell]:
         """Return all cells, or those in one state, in the order of their last change."""
-        found = self._read("SELECT * FROM cells ORDER BY updated, cell_id", since=2)
+        states = ("queued", "done", "failed") if state is None else (state,)
+        return self._cells(f"state IN ({_places(states)})", *states)
+
+    def cells_of(self, run_ids: Iterable[str]) -> list[Cell]:
+        """Return the cells that some runs finished."""
+        some = _batches([*run_ids])
+        return [cell for ids in some for cell in self._cells(f"run_id IN ({_places(ids)})", *ids)]
+
+    def _cells(self, which: str, *values: str) -> list[Cell]:
+        query = f"SELECT * FROM cells WHERE {which} ORDER BY updated, cell_id"
         cells = []
-        for cell_id, kept, text, *rest in found:
+        for cell_id, kept, text, *rest in self._read(query, *values, since=2):
             spec = self._sound(f"cell {cell_id}", text, spec_problem)
             if spec is not None:
                 cells.append(Cell(cell_id, kept, spec, *map(visible_in, rest)))
-        return [cell for cell in cells if state in (None, cell.state)]
+        return cells
 
     def failures(self) -> list[str]:
         """Return the ids of all cells with a traceback, whether or not their specs are valid."""
         query = "SELECT cell_id FROM cells WHERE traceback IS NOT NULL"
         return [cell_id for (cell_id,) in self._read(query, since=2)]
 
-    def finished(self) -> dict[str, str]:
-        """Return the id of the run that finished each cell, by the cell's id."""
-        unchanged = (
-            "SELECT cell_id, run_id FROM cells JOIN runs USING (run_id) WHERE state = 'done' "
-            "AND (digest IS NULL OR digest = digest_of(document))"
+    def finished(self, cell_ids: Iterable[str]) -> dict[str, str]:
+        """Return the id of the run that finished each of the cells, by the cell's id.
+
+        A cell whose document was changed since it was written is not finished.
+        """
+        known = dict(
+            self._read("SELECT cell_id, run_id FROM cells WHERE state = 'done'", since=2)
+            or self._read("SELECT run_id, run_id FROM runs", before=2)
         )
-        older = "SELECT cell_id, run_id FROM cells WHERE state = 'done'"
-        rows = self._read(unchanged, since=5) + self._read(older, since=2, before=5)
-        return dict(rows or self._read("SELECT run_id, run_id FROM runs", before=2))
+        found = {cell_id: known[cell_id] for cell_id in cell_ids if cell_id in known}
+        asked = "SELECT run_id FROM runs WHERE run_id IN ({}) AND {}"
+        unchanged = "(digest IS NULL OR digest = digest_of(document))"
+        kept: set[str] = set()
+        for some in _batches([*dict.fromkeys(found.values())]):
+            rows = self._read(asked.format(_places(some), unchanged), *some, since=5)
+            rows += self._read(asked.format(_places(some), "1"), *some, before=5)
+            kept.update(run_id for (run_id,) in rows)
+        return {cell_id: run_id for cell_id, run_id in found.items() if run_id in kept}
+
+    def wall_times(self, systems: Collection[str]) -> list[tuple[dict[str, Any], float]]:
+        """Return specs and wall times (s) of the newest runs of some systems, evaluations excluded.
+
+        At most `RECENT` runs: more would not make an estimate better.  Without a run of these
+        systems, those of any system.
+        """
+        newest = "SELECT run_id FROM runs {} ORDER BY created DESC LIMIT ?"
+        timed = (
+            "SELECT run_id, spec, json_extract(document, '$.provenance.wall_s') FROM runs "
+            "WHERE run_id IN ({}) AND json_valid(document) "
+            "AND json_type(document, '$.evaluation') IS NULL"
+        )
+        where = f"WHERE system IN ({_places(systems)})"
+        rows = self._read(timed.format(newest.format(where)), *systems, str(RECENT))
+        rows = rows or self._read(timed.format(newest.format("")), str(RECENT))
+        found = []
+        for run_id, text, wall_s in rows:
+            spec = self._sound(f"spec of run {run_id}", text, spec_problem)
+            if spec is not None and isinstance(wall_s, int | float):
+                found.append((spec, float(wall_s)))
+        return found
 
     def get(self, run_id: str) -> dict[str, Any] | None:
         """Return a run's document, or None if there is none that is valid (`left_out` says why).
@@ -207,17 +253,38 @@ class Store:
         rows = self._read("SELECT timeline FROM runs WHERE run_id = ?", run_id)
         return picture(rows[0][0]) if rows else None
 
-    def timelines(self) -> dict[str, list[dict[str, Any]]]:
-        """Return all runs' stored spans by run id, without records of instants."""
-        rows = self._read("SELECT run_id, timeline FROM runs WHERE timeline IS NOT NULL")
-        return {
-            run_id: [record for record in picture(kept) or [] if not record.get("instant")]
-            for run_id, kept in rows
-        }
+    def with_timeline(self) -> set[str]:
+        """Return the ids of all runs with stored spans."""
+        return {run_id for (run_id,) in self._read(
+            "SELECT run_id FROM runs WHERE timeline IS NOT NULL")}  # fmt: skip
 
-    def runs(self) -> list[dict[str, Any]]:
-        """Return the valid documents of all runs, oldest first; `left_out` names damaged ones."""
-        return list(self._documents("ORDER BY created, run_id"))
+    def timelines(self, run_ids: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+        """Return stored spans by run id, without instants, for the runs that have any."""
+        found = {}
+        for some in _batches([*run_ids]):
+            rows = self._read(
+                "SELECT run_id, timeline FROM runs WHERE timeline IS NOT NULL AND run_id IN "
+                f"({_places(some)})", *some,
+            )  # fmt: skip
+            for run_id, kept in rows:
+                spans = picture(kept) or []
+                found[run_id] = [record for record in spans if not record.get("instant")]
+        return found
+
+    def runs(self, brief: bool = False) -> list[dict[str, Any]]:
+        """Return the valid documents of all runs, oldest first; `left_out` names damaged ones.
+
+        Args:
+            brief: leave out what only a single run's view shows (`results.document.DETAILS`).
+        """
+        ids = self._read("SELECT run_id FROM runs ORDER BY created, run_id")
+        found = []
+        # Batches of texts: those of all runs take as much memory as their documents.
+        for some in _batches([run_id for (run_id,) in ids]):
+            which = f"WHERE run_id IN ({_places(some)}) ORDER BY created, run_id"
+            for document in self._documents(which, *some):
+                found.append(without_details(document) if brief else document)
+        return found
 
     def _documents(self, which: str, *values: str) -> Iterator[dict[str, Any]]:
         """Yield the valid documents of a selection of runs, marked if they were changed."""
@@ -375,7 +442,7 @@ class Store:
     ) -> dict[str, Any] | None:
         """Return a document, or None if it is damaged, with the reason in `left_out`."""
         try:
-            document = json.loads(text)
+            document = _parsed(text)
             reason = wrong_with(document)
             if may_act(text):
                 document = visible_in(document)
@@ -427,6 +494,27 @@ def _now() -> str:
 def _code(error: sqlite3.Error) -> int:
     """Return SQLite's primary result code; errors raised by Python count as general ones."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def _parsed(text: str) -> Any:
+    """Return a JSON text's value; equal keys and short texts of all documents share their memory.
+
+    Raises ValueError, TypeError, RecursionError: it is not JSON.
+    """
+    try:
+        return from_json(text, cache_strings="all")
+    except ValueError:  # not JSON, or what only Python's parser takes: halves of surrogate pairs
+        return json.loads(text)
+
+
+def _places(values: Collection[str]) -> str:
+    """Return a question mark for each value, as a query names them."""
+    return ", ".join("?" * len(values))
+
+
+def _batches(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the values in batches that one query can name."""
+    return (values[at : at + BATCH] for at in range(0, len(values), BATCH))
 
 
 def _dump(value: object, what: str, sort: bool = False) -> str:

@@ -76,16 +76,17 @@ class Runs:
         Raises UsageError, InputError: an invalid value.
         """
         store, say = Store(self.directory), console.stderr().print
-        finished = store.finished()  # report an unreadable store before cells are hashed
+        store.schema()  # report an unreadable store before cells are hashed
         axes = {"system": [self._shown(name) for name in systems], "alpha": list(alphas)}
         specs = expand({"common": self.given, "product": axes}, self.data_dir, say)
         cells = jobs_of(specs, self.data_dir)
+        finished = store.finished(job.cell_id for job in cells)
         todo = [job for job in cells if job.cell_id not in finished]
         if todo:
             opened = local_workers(self.jobs, self.data_dir, self.directory, samples=True)
             with board(len(todo)) as shown:
                 carry_out(todo, store, opened, shown)
-            finished = store.finished()
+            finished = store.finished(job.cell_id for job in cells)
             failed = {cell.cell_id: cell.error or "" for cell in store.cells("failed")}
             self.left_out |= {
                 job.spec.title: failed[job.cell_id] for job in cells if job.cell_id in failed

@@ -58,7 +58,7 @@ def report(
         if folder is not None:
             require_folder(name, folder)
     opened = Store(store)
-    runs, failed = opened.runs(), opened.cells("failed")
+    runs, failed = opened.runs(brief=not json), opened.cells("failed")
     console.say_left_out(opened)
     if not runs and not failed:
         raise UsageError(no_runs(store))
@@ -116,12 +116,15 @@ def _write_page(
 ) -> None:  # fmt: skip
     from moebench.harness.run.repeat import repeats
     from moebench.reports.page.page import Contents, render
+    from moebench.reports.page.runs import detailed
     from moebench.reports.sections import throughput
     from moebench.substrate.analysis.components import documents
 
+    chosen = detailed(runs)
+    whole = {run_id: one for run_id in chosen if (one := store.get(run_id)) is not None}
     contents = Contents(
-        runs, repeats(store, runs), store.timelines(), views, failed,
-        throughput.load(store.directory, runs), documents(), claims,
+        runs, repeats(store, [*whole.values()]), store.timelines(chosen), views, failed,
+        throughput.load(store.directory, whole.values()), documents(), claims, whole,
     )  # fmt: skip
     render(contents, out, str(store.directory))
     console.say(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
@@ -143,14 +146,16 @@ def _write_figures(directory: Path, store: "Store", runs: Runs, views: list["Vie
     from moebench.reports.compare.conditions import lacks
     from moebench.reports.compare.tables import comparisons, matrix
     from moebench.reports.formats.svg import write_figures
+    from moebench.reports.page.runs import detailed
     from moebench.reports.page.static_figures import static_figures
     from moebench.reports.sections import throughput
 
     whole = [run for run in runs if not lacks(run)]
     beside = matrix(comparisons(whole).tables)
-    curves = throughput.load(store.directory, whole)
+    ids = {*detailed(whole)}
+    curves = throughput.load(store.directory, [run for run in whole if run["run_id"] in ids])
     written = write_figures(
-        static_figures(whole, beside, views, curves, store.timelines()), directory
+        static_figures(whole, beside, views, curves, store.timelines(ids)), directory
     )
     console.say(f"{len(written)} figures in {directory}")
 

@@ -96,10 +96,11 @@ def _show_plan(chosen: Sequence["PaperClaims"], evidence: "Evidence", processes:
     from moebench.harness.sweep.progress import title
 
     jobs = cells_of(chosen, evidence)
-    finished = evidence.store.finished()
+    finished = evidence.store.finished(job.cell_id for job in jobs)
     todo = [job for job in jobs if job.cell_id not in finished]
     states = ["stored" if job.cell_id in finished else "to run" for job in jobs]
-    guess = estimate([job.spec for job in todo], evidence.store.runs(), processes_for(processes))
+    timed = evidence.store.wall_times({job.spec.system for job in todo})
+    guess = estimate([job.spec for job in todo], timed, processes_for(processes))
     lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(jobs, states, strict=True)]
     console.table("cells", ["cell", "state", "what"], lines)
     console.say(

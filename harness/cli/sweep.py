@@ -60,9 +60,10 @@ def sweep(
     specs = _specs(file, axes, parse_overrides(set_ or []), folder)
     console.say_refused({spec.system for spec in specs})
     kept = Store(store)
-    finished = kept.finished()  # a store that cannot be read is said before cells are hashed
+    kept.schema()  # a store that cannot be read is said before cells are hashed
     with console.progress("naming cells", QUICK_S) as progress:
         cells = jobs_of(specs, folder, progress)
+    finished = kept.finished(job.cell_id for job in cells)
     failed = {cell.cell_id: cell.error for cell in kept.cells("failed")}
     todo = [
         job for job in cells
@@ -162,7 +163,7 @@ def _show_plan(
     state = {job.cell_id: "to run" for job in todo} | dict.fromkeys(problems, "cannot run")
     states = [state.get(job.cell_id) or known[job.cell_id] for job in cells]
     processes = 1 if jobs == 0 else processes_for(jobs)
-    timed = [run for run in store.runs() if "evaluation" not in run]
+    timed = store.wall_times({job.spec.system for job in todo}) if todo else []
     guess = estimate([job.spec for job in todo], timed, processes)
     counts = Counter(states)
     if as_json:
@@ -191,7 +192,7 @@ def _sum_up(
     from moebench.harness import console
     from moebench.results.store_hints import in_store
 
-    finished = store.finished()
+    finished = store.finished(job.cell_id for job in cells)
     failures = {cell.cell_id: cell for cell in store.cells("failed")}
     failed = [job for job in cells if job.cell_id in failures]
     if as_json:

@@ -245,9 +245,10 @@ class Evidence:
         return recordings(model, self.data_dir)
 
     def _documents(self, experiment: Experiment) -> Iterator[Document]:
-        finished = self.store.finished()
+        jobs = self.jobs(experiment)
+        finished = self.store.finished(job.cell_id for job in jobs)
         failed = {cell.cell_id: cell.error for cell in self.store.cells("failed")}
-        for job in self.jobs(experiment):
+        for job in jobs:
             document = self.store.get(finished.get(job.cell_id, ""))
             if document is None:
                 why = failed.get(job.cell_id) or "it was not run"

@@ -108,7 +108,7 @@ def _run(wanted: Iterable[Wanted], evidence: Evidence, context: ExecutionContext
         jobs |= {job.cell_id: job for job in found}
         for line in refused:
             context.say(line)
-    finished = evidence.store.finished()
+    finished = evidence.store.finished(jobs)
     failed = {cell.cell_id for cell in evidence.store.cells("failed")}
     skipped = set(finished) if context.retry_failed else {*finished, *failed}
     todo = [job for job in jobs.values() if job.cell_id not in skipped]

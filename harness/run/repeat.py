@@ -1,7 +1,7 @@
 """Reconstructs the command that repeats a stored run."""
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -22,9 +22,10 @@ def repeat(store: Store, document: Mapping[str, Any]) -> str:
     return repeats(store, [document])[document["run_id"]]
 
 
-def repeats(store: Store, documents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def repeats(store: Store, documents: Collection[Mapping[str, Any]]) -> dict[str, str]:
     """Return the commands that repeat many runs, by run id."""
-    asked = {cell.run_id: cell.spec for cell in store.cells("done")}
+    cells = store.cells_of(run["run_id"] for run in documents)
+    asked = {cell.run_id: cell.spec for cell in cells}
     return {run["run_id"]: _command(run, asked.get(run["run_id"])) for run in documents}
 
 

@@ -42,24 +42,25 @@ class Estimate(NamedTuple):
         return f"about {duration(self.seconds)}: {', '.join(sources) or 'nothing to run'}"
 
 
-def estimate(specs: Sequence[RunSpec], runs: Iterable[dict[str, Any]], jobs: int) -> Estimate:
+def estimate(
+    specs: Sequence[RunSpec], timed: Iterable[tuple[dict[str, Any], float]], jobs: int
+) -> Estimate:
     """Return the estimated wall time of a sweep's cells on ``jobs`` processes.
 
     Args:
-        runs: documents of stored runs.
+        timed: specs and wall times (s) of stored runs.
     """
     known: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for run in runs:
-        wall_s = run.get("provenance", {}).get("wall_s")
-        if wall_s is not None:
-            for key in _keys(run["spec"]):
-                known[key].append(wall_s / _tokens(run["spec"]))
+    for spec, wall_s in timed:
+        if tokens := _tokens(spec):
+            for key in _keys(spec):
+                known[key].append(wall_s / tokens)
     total, from_runs = 0.0, 0
-    for spec in specs:
-        fields = spec.model_dump()
+    for one in specs:
+        fields = one.model_dump()
         rates = next((known[key] for key in _keys(fields) if key in known), None)
         from_runs += rates is not None
-        constant = REPLAY_S if spec.replays else LIVE_S
+        constant = REPLAY_S if one.replays else LIVE_S
         total += _tokens(fields) * (mean(rates) if rates else constant)
     processes = max(1, min(jobs, len(specs)))
     seconds = total / processes + (START_S if specs else 0)
@@ -73,7 +74,7 @@ def _keys(spec: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 def _tokens(spec: dict[str, Any]) -> int:
-    return int(spec["prompts"]) * int(spec["new_tokens"])
+    return (spec.get("prompts") or 0) * (spec.get("new_tokens") or 0)
 
 
 def duration(seconds: float) -> str:

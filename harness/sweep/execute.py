@@ -109,11 +109,11 @@ def run_all(
     """
     store = Store(directory)
     cells = jobs_of(specs, data_dir)
-    finished = store.finished()
+    finished = store.finished(job.cell_id for job in cells)
     todo = [job for job in cells if job.cell_id not in finished]
     opened = local_workers(jobs, data_dir, directory, samples=False)
     carry_out(todo, store, opened, _Strict(len(todo), progress))
-    finished = store.finished()
+    finished = store.finished(job.cell_id for job in cells)
     run_of = {job.spec.model_dump_json(): finished[job.cell_id] for job in cells}
     found = [store.get(run_of[spec.model_dump_json()]) for spec in specs]
     return [document for document in found if document is not None]

@@ -58,6 +58,8 @@ class Contents(NamedTuple):
         curves: distributions of decode throughput, from `reports.sections.throughput.load`.
         components: from `substrate.analysis.components.documents`.
         claims: from `results.claims.read`.
+        documents: whole documents by id, of the runs that are shown in full; None if ``runs`` are
+            whole.
     """
 
     runs: Sequence[Document]
@@ -68,6 +70,7 @@ class Contents(NamedTuple):
     curves: Mapping[str, Curve] = {}
     components: Sequence[Mapping[str, Any]] = ()
     claims: Sequence[PaperResult] = ()
+    documents: Mapping[str, Document] | None = None
 
 
 def render(contents: Contents, out: Path, source: str = "the store") -> None:
@@ -97,6 +100,8 @@ def page(contents: Contents, source: str) -> str:
     accuracy = list(map(sections.accuracy, range(len(contents.accuracy)), contents.accuracy))
     tables = sections.tables(whole, contents.failed, contents.claims, contents.components)
     papers = sections.papers(contents.claims)
+    shown = [run if contents.documents is None else contents.documents.get(run["run_id"])
+             for run in whole]  # fmt: skip
     drawn = {f["id"]: f for part in accuracy for f in part["figures"]}
     drawn |= {
         one["id"]: {"spec": one["spec"], "rows": None}
@@ -115,7 +120,7 @@ def page(contents: Contents, source: str) -> str:
         method=alpha.METHOD,
         packed={
             "data": _packed(data),
-            "documents": _packed(single.documents(whole)),
+            "documents": _packed(single.documents(shown)),
             "pictures": _packed(single.pictures(whole, contents.timelines, data["pictured"])),
         },
         library=Markup(library()),  # the pinned package's own script

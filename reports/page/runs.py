@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moebench.reports.compare.conditions import place_of, title_of
+from moebench.reports.compare.conditions import lacks, place_of, title_of
 from moebench.reports.page.views import base_of
 from moebench.reports.sections import fidelity
 from moebench.reports.sections.throughput import Curve
@@ -17,6 +17,9 @@ POINTS = 50
 
 #: Most timeline excerpts of a page: they are its largest part.
 PICTURES = 1000
+
+#: Most runs whose whole documents, commands and curves are on a page.
+DETAILED = 2000
 
 
 def listed(runs: Sequence[Document], commands: Mapping[str, str]) -> list[Plain]:
@@ -50,12 +53,26 @@ def _listed(run: Document, command: str | None) -> Plain:
     }  # fmt: skip
 
 
-def documents(runs: Sequence[Document]) -> list[Document]:
-    """Return the documents without their answers to single prompts, which the store has."""
-    found = []
+def detailed(runs: Sequence[Document], limit: int = DETAILED) -> list[str]:
+    """Return the ids of the runs that a page shows in full: all, or one per system and group.
+
+    The others are in its comparisons and in its list of runs.
+    """
+    if len(runs) <= limit:
+        return [run["run_id"] for run in runs]
+    first: dict[Any, str] = {}
     for run in runs:
-        accuracy = dig(run, "accuracy")
-        if isinstance(accuracy, dict) and "items" in accuracy:
+        if not lacks(run):
+            first.setdefault((place_of(run), title_of(run)), run["run_id"])
+    return [*first.values()][:limit]
+
+
+def documents(runs: Sequence[Document | None]) -> list[Document | None]:
+    """Return the documents without their answers to single prompts, which the store has."""
+    found: list[Document | None] = []
+    for run in runs:
+        accuracy = None if run is None else run.get("accuracy")
+        if run is not None and isinstance(accuracy, dict) and "items" in accuracy:
             kept = {key: value for key, value in accuracy.items() if key != "items"}
             run = run | {"accuracy": kept}
         found.append(run)

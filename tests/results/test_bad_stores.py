@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,18 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
-def plain_user(open_folder: Path) -> Iterator[Path]:
-    """The superuser may write everywhere: step down to nobody for permission tests."""
+@contextmanager
+def plain_user() -> Iterator[None]:
+    """The superuser may write everywhere: step down to nobody, and only inside the test.
+
+    Between a test's phases, tools that measure it write files of their own.
+    """
     if os.geteuid() != 0:
-        yield open_folder
+        yield
         return
     os.seteuid(65534)
     try:
-        yield open_folder
+        yield
     finally:
         os.seteuid(0)
 
@@ -134,27 +137,29 @@ def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [run["run_id"] for run in store.runs()] == ["abc"]
 
 
-def test_a_folder_that_cannot_be_created(plain_user: Path) -> None:
-    locked = plain_user / "locked"
+def test_a_folder_that_cannot_be_created(open_folder: Path) -> None:
+    locked = open_folder / "locked"
     locked.mkdir()
     locked.chmod(0o555)
-    with pytest.raises(InputError, match="cannot be used: Permission denied; give --store"):
+    denied = "cannot be used: Permission denied; give --store"
+    with plain_user(), pytest.raises(InputError, match=denied):
         Store(locked / "inner").put(document("abc"), None)
 
 
-def test_a_read_only_store_is_read_but_not_written(plain_user: Path) -> None:
-    store = Store(plain_user / "store")
-    store.put(document("abc"), [SPAN])
-    store.path.chmod(0o444)
-    store.directory.chmod(0o555)
-    try:
-        assert [run["run_id"] for run in store.runs()] == ["abc"]
-        assert store.timeline("abc") == [SPAN]
-        with pytest.raises(InputError, match=r"read-only|cannot be opened") as caught:
-            store.put(document("def"), None)
-        assert str(store.path) in one_line(caught)
-    finally:
-        store.directory.chmod(0o755)
+def test_a_read_only_store_is_read_but_not_written(open_folder: Path) -> None:
+    store = Store(open_folder / "store")
+    with plain_user():
+        store.put(document("abc"), [SPAN])
+        store.path.chmod(0o444)
+        store.directory.chmod(0o555)
+        try:
+            assert [run["run_id"] for run in store.runs()] == ["abc"]
+            assert store.timeline("abc") == [SPAN]
+            with pytest.raises(InputError, match=r"read-only|cannot be opened") as caught:
+                store.put(document("def"), None)
+            assert str(store.path) in one_line(caught)
+        finally:
+            store.directory.chmod(0o755)
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:

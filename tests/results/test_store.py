@@ -50,14 +50,14 @@ def test_a_run_comes_back_as_it_was_put(store: Store) -> None:
 def test_a_run_without_a_picture_has_none(store: Store) -> None:
     store.put(document("abc"), None)
     assert store.timeline("abc") is None
-    assert store.timelines() == {}
+    assert store.timelines(store.ids()) == {}
 
 
 def test_pictures_are_small_and_come_back_together(store: Store) -> None:
     many = [SPAN | {"layer": layer} for layer in range(500)]
     store.put(document("abc"), many)
     store.put(document("def"), [SPAN])
-    assert store.timelines() == {"abc": many, "def": [SPAN]}
+    assert store.timelines(store.ids()) == {"abc": many, "def": [SPAN]}
     with closing(sqlite3.connect(store.path)) as db:
         (kept,) = db.execute("SELECT timeline FROM runs WHERE run_id = 'abc'").fetchone()
     assert len(kept) < len(json.dumps(many)) / 5
@@ -68,7 +68,7 @@ def test_a_damaged_picture_costs_itself(store: Store) -> None:
     with closing(sqlite3.connect(store.path)) as db, db:
         db.execute("UPDATE runs SET timeline = x'00ff'")
     assert store.timeline("abc") is None
-    assert store.timelines() == {"abc": []}
+    assert store.timelines(store.ids()) == {"abc": []}
     assert store.runs() == [document("abc")]
 
 

@@ -11,7 +11,7 @@ from moebench.results import metrics
 from moebench.results.metrics import Metric, shown
 from moebench.results.samples import TokenSample, write_samples
 from moebench.results.schema import SCHEMA_VERSION, STEPS, view
-from moebench.results.store import Store
+from moebench.results.store import BATCH, Store
 from tests.results.documents import SPAN, document
 
 SPEC = {"system": "smoe", "setting": "S3", "batch": 1}
@@ -57,16 +57,16 @@ def version_of(store: Store) -> int:
 def test_a_cell_is_queued_then_done(store: Store) -> None:
     store.queue([("abc", SPEC)])
     assert [(c.cell_id, c.state, c.spec) for c in store.cells()] == [("abc", "queued", SPEC)]
-    assert store.finished() == {}
+    assert store.finished(["abc", "def"]) == {}
     store.put(document("abc"), None, ("abc", SPEC))
     (cell,) = store.cells()
     assert (cell.state, cell.run_id, cell.error) == ("done", "abc", None)
-    assert store.finished() == {"abc": "abc"}
+    assert store.finished(["abc", "def"]) == {"abc": "abc"}
 
 
 def test_a_run_of_its_own_is_a_finished_cell(store: Store) -> None:
     store.put(document("abc"))
-    assert store.finished() == {"abc": "abc"}
+    assert store.finished(["abc", "def"]) == {"abc": "abc"}
 
 
 def test_a_failure_is_a_line_and_a_file(store: Store) -> None:
@@ -77,7 +77,7 @@ def test_a_failure_is_a_line_and_a_file(store: Store) -> None:
     assert "too large" in text
     assert "Traceback: here" in text
     assert json.dumps(SPEC, indent=1) in text
-    assert store.finished() == {}
+    assert store.finished(["abc", "def"]) == {}
     assert store.runs() == []
 
 
@@ -101,7 +101,25 @@ def test_measurements_of_one_cell_are_runs_of_their_own(store: Store) -> None:
     for run_id in ("first", "second"):
         store.put(document(run_id), None, ("local", SPEC))
     assert len(store.runs()) == 2
-    assert store.finished() == {"local": "second"}
+    assert store.finished(["local", "other"]) == {"local": "second"}
+
+
+def test_many_cells_are_asked_for_at_once(store: Store) -> None:
+    for n in range(3):
+        store.put(document(f"run{n}"))
+    asked = [*(f"absent{n}" for n in range(3 * BATCH)), "run2", "run0"]
+    assert store.finished(asked) == {"run2": "run2", "run0": "run0"}
+
+
+def test_wall_times_are_those_of_the_systems_to_run(store: Store) -> None:
+    for number, name in enumerate(("smoe", "daop", "daop")):
+        one = document(f"run{number}")
+        one["spec"]["system"] = name
+        one["provenance"]["wall_s"] = 10.0 + number
+        store.put(one | ({"evaluation": {}} if number == 2 else {}))
+    assert [(s["system"], t) for s, t in store.wall_times({"daop"})] == [("daop", 11.0)]
+    found = sorted((s["system"], t) for s, t in store.wall_times({"gpu-only"}))
+    assert found == [("daop", 11.0), ("smoe", 10.0)]
 
 
 # ---------------------------------------------------------------------- older stores
@@ -110,7 +128,7 @@ def test_measurements_of_one_cell_are_runs_of_their_own(store: Store) -> None:
 def test_a_store_of_version_1_is_read(store: Store) -> None:
     version_1(store, "abc", "def")
     assert [run["run_id"] for run in store.runs()] == ["abc", "def"]
-    assert store.finished() == {"abc": "abc", "def": "def"}
+    assert store.finished(["abc", "def"]) == {"abc": "abc", "def": "def"}
     assert store.cells() == []
     assert version_of(store) == 1  # reading changes nothing
 

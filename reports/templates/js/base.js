@@ -24,15 +24,17 @@ const words = (badge) => badge.split(", ").map((part) => part.split(" on ")[0]);
 const chip = (badge) => h("span", { class: `chip ${words(badge)[0]}` }, badge);
 const plural = (count, one) => `${count} ${one}${count === 1 ? "" : "s"}`;
 
-const command = (text) =>
-  text === null
-    ? h("p", { class: "caption" }, "The command of this run is not known.")
+const command = (run) => {
+  const text = run.command;
+  return text === null
+    ? h("p", { class: "caption" }, `moebench show ${run.id} prints the command of this run.`)
     : h("div", { class: "command" }, h("code", {}, text),
         h("button", { type: "button", onclick: (event) => {
           // Without a secure context there is no clipboard: select the text for copying by hand.
           if (navigator.clipboard) navigator.clipboard.writeText(text).then(() => { event.target.textContent = "copied"; });
           else getSelection().selectAllChildren(event.target.previousSibling);
         } }, "copy"));
+};
 
 // Makes a table sortable by its headers: by each cell's data-v, or by its text.
 const sortable = (table) => {

@@ -34,7 +34,7 @@ const detail = (table, row) => {
       h("tbody", {}, lines))),
     h("h4", {}, "Runs and the commands that repeat them"),
     row.runs.map((at) => h("div", {}, h("a", { href: `#run-${at}`, onclick: () => { dialog.close(); openRun(at); } }, `run ${data.runs[at].id}`),
-      ` ${data.runs[at].workload}, seed ${data.runs[at].seed} `, chip(data.runs[at].badge), command(data.runs[at].command)))));
+      ` ${data.runs[at].workload}, seed ${data.runs[at].seed} `, chip(data.runs[at].badge), command(data.runs[at])))));
   dialog.showModal();
 };
 

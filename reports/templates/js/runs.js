@@ -21,12 +21,15 @@ const latencyTable = (run, doc) => {
 
 const runBody = async (at) => {
   const run = data.runs[at], doc = (await later("documents"))[at];
+  const numbers = h("p", {}, data.figures.filter((one) => run.v[one.key]).map((one) => `${one.label} ${run.v[one.key]}${unitOf(one)}`).join("; "));
+  if (!doc) return [...run.notes.map((note) => h("p", { class: "note" }, note)), numbers,
+    h("p", { class: "caption" }, `Its document is left out to keep the page small. moebench show ${run.id} prints it, with the command that repeats the run.`)];
   const picture = data.pictured[at] ? (await later("pictures"))[at] : null;
   const lanes = doc.metrics?.lanes ?? {}, fields = doc.interval?.fields ?? [];
   return [
     [...(doc.notes ?? []), ...run.notes].map((note) => h("p", { class: "note" }, note)),
-    h("h4", {}, "Command that repeats the run"), command(run.command), latencyTable(run, doc),
-    h("p", {}, data.figures.filter((one) => run.v[one.key]).map((one) => `${one.label} ${run.v[one.key]}${unitOf(one)}`).join("; ")),
+    h("h4", {}, "Command that repeats the run"), command(run), latencyTable(run, doc),
+    numbers,
     doc.accuracy ? h("p", {}, `Accuracy: ${doc.accuracy.metric}, n = ${doc.accuracy.n}, ± ${doc.accuracy.stderr}.`)
       : h("p", { class: "caption" }, "No accuracy: this run replayed recorded routing and generated no text."),
     Object.keys(lanes).length ? h("p", {}, "Busy time over the whole run: ", Object.entries(lanes).filter(([, ms]) => ms).map(([lane, ms]) => `${lane} ${ms.toFixed(1)} ms`).join(", "),

@@ -95,7 +95,7 @@ def test_rm_removes_what_is_named_or_nothing(here: Path) -> None:
     assert [path.stem for path in samples.iterdir()] == [stays]
     store = Store(here / ".moebench")
     assert [document["run_id"] for document in store.runs()] == [stays]
-    assert set(store.finished()) == {stays}
+    assert [cell.cell_id for cell in store.cells("done")] == [stays]
 
 
 def test_gc_keeps_what_a_run_used_until_the_run_goes(here: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_claim_is_measured_from_its_cells(bench: Bench) -> None:
     assert found.measured is not None
     assert found.measured.samples == pytest.approx((80, 100 * 79 / 99), rel=1e-5)
     assert found.verdict is Verdict.REPRODUCED
-    assert sorted(found.runs) == sorted(bench.evidence.store.finished().values())
+    assert sorted(found.runs) == sorted(bench.evidence.store.ids())
 
 
 def test_claims_share_cells_and_finished_ones_are_not_run_again(bench: Bench) -> None:
@@ -322,7 +322,7 @@ def table(experiment: Experiment) -> Show:
 def test_exhibits_name_their_runs(bench: Bench) -> None:
     (made,) = bench.paper(PaperClaims("smoe", "SMoE", (), (table(ONE),))).exhibits
     assert made.rows == ({"ms": 80.0}, {"ms": 79.0}, {"ms": 78.0})
-    assert sorted(made.runs) == sorted(bench.evidence.store.finished().values())
+    assert sorted(made.runs) == sorted(bench.evidence.store.ids())
 
 
 def test_an_exhibit_without_its_evidence_is_left_out_with_a_line(bench: Bench) -> None:

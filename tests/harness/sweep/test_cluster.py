@@ -69,7 +69,7 @@ def test_a_lost_node_costs_only_the_cell_that_it_had(cluster: Any) -> None:
             if done == 0:  # this worker's next cell is lost with its node
                 _lose_node_of(workers._actors[worker], cluster)
     ray.shutdown()
-    assert sorted(store.finished()) == sorted(job.cell_id for job in jobs)
+    assert len(store.finished(job.cell_id for job in jobs)) == len(jobs)
     assert len(store.runs()) == COUNT
     assert len(starts) > COUNT, "no cell had to be started again"
 

@@ -222,8 +222,8 @@ def test_the_standard_sweep_says_how_to_record_its_traces() -> None:
 # ---------------------------------------------------------------------- the estimate
 
 
-def run_of(like: RunSpec, wall_s: float) -> dict[str, Any]:
-    return {"spec": like.model_dump(), "provenance": {"wall_s": wall_s}}
+def run_of(like: RunSpec, wall_s: float) -> tuple[dict[str, Any], float]:
+    return like.model_dump(), wall_s
 
 
 def test_the_estimate_comes_from_the_runs_that_are_most_alike() -> None:
@@ -235,6 +235,8 @@ def test_the_estimate_comes_from_the_runs_that_are_most_alike() -> None:
     assert estimate([wanted], runs, jobs=1) == (START_S + 60, 1, 0)
     assert estimate([wanted], runs[1:], jobs=1) == (START_S + 3000, 1, 0)
     assert estimate([wanted], [], jobs=1) == (START_S + 30 * LIVE_S, 0, 1)
+    without_length = (runs[0][0] | {"prompts": None}, 12.0)  # an edited document
+    assert estimate([wanted], [without_length], jobs=1) == (START_S + 30 * LIVE_S, 0, 1)
 
 
 def test_the_estimate_shares_cells_among_processes() -> None:

@@ -1,0 +1,118 @@
+"""Which tests execute a line of the product, and how long each lasts: one run of the whole suite.
+
+The result is kept by the state of the product and the tests, since that run takes half an hour.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import coverage
+
+from tests.mutants.operators import Mutant
+
+PRODUCT = ("substrate", "systems", "workloads", "results", "reports", "harness")
+
+#: Seconds of a test that was not timed.
+UNTIMED_S = 1.0
+
+
+def product_files(root: Path) -> list[str]:
+    """Return the product's Python files, as paths from the root, in the order of their names."""
+    found = (file for top in PRODUCT for file in (root / top).rglob("*.py"))
+    return sorted(str(file.relative_to(root)) for file in found)
+
+
+def state(root: Path) -> str:
+    """Return a hash of the product's and the tests' Python files."""
+    files = [*product_files(root), *sorted(str(f.relative_to(root)) for f in
+                                           (root / "tests").rglob("*.py"))]  # fmt: skip
+    texts = (f"{file} {hashlib.sha256((root / file).read_bytes()).hexdigest()}" for file in files)
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Covering:
+    """Tests of a checkout by the lines that they execute.
+
+    Args:
+        seconds: how long each test lasts, by its id; only tests that passed.
+    """
+
+    data: coverage.CoverageData
+    seconds: dict[str, float]
+
+    @classmethod
+    def measured(cls, root: Path, folder: Path, jobs: int) -> "Covering":
+        """Return the tests of the checkout at ``root``; results are kept in ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lines, times = folder / "coverage", folder / "times.xml"
+        if not times.exists():
+            _run_suite(root, lines, times, jobs)
+        data = coverage.CoverageData(str(lines))
+        data.read()
+        return cls(data, _seconds(times))
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Return the tests that can notice a defect: the mirrored file's first, shortest first.
+
+        What an import executes is covered by every test that executes a line of the file.  A line
+        that no test executes in its own process is left to the mirrored file, whose tests may
+        start others.
+        """
+        by_line = self.data.contexts_by_lineno(mutant.file)
+        lines = by_line if mutant.module_level else mutant.lines
+        found = {_test(one) for line in lines for one in by_line.get(line, ()) if one}
+        mirrored = _mirrored(mutant.file)
+        found |= {test for test in self.seconds if test.partition("::")[0] == mirrored}
+        return sorted(
+            found & self.seconds.keys(),
+            key=lambda test: (not test.startswith(f"{mirrored}::"), self.seconds[test], test),
+        )
+
+    def total_s(self, tests: Iterable[str]) -> float:
+        """Return how long tests last together."""
+        return sum(self.seconds[test] for test in tests)
+
+
+def _run_suite(root: Path, lines: Path, times: Path, jobs: int) -> None:
+    settings, unfinished = lines.with_suffix(".ini"), times.with_suffix(".partial")
+    settings.write_text(
+        f"[run]\nrelative_files = true\nsource_dirs = {','.join(PRODUCT)}\ndata_file = {lines}\n"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "--numprocesses", str(jobs), "--dist", "loadfile",
+         "--timeout", "1800", "--cov=moebench", "--cov-context=test", f"--cov-config={settings}",
+         "--cov-report=", f"--junitxml={unfinished}"],
+        cwd=root, env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    unfinished.replace(times)
+
+
+def _seconds(times: Path) -> dict[str, float]:
+    """Return the seconds of each test that passed, from pytest's JUnit file."""
+    found = {}
+    for case in ET.parse(times).iter("testcase"):
+        if not any(case.find(tag) is not None for tag in ("failure", "error", "skipped")):
+            parts = case.get("classname", "").split(".")
+            classes = [part for part in parts if part[:1].isupper()]
+            module = "/".join(part for part in parts if part not in classes)
+            test = "::".join([f"{module}.py", *classes, case.get("name", "")])
+            found[test] = float(case.get("time") or UNTIMED_S)
+    return found
+
+
+def _test(context: str) -> str:
+    """Return the test of a coverage context such as ``file::test|run``."""
+    return context.rpartition("|")[0]
+
+
+def _mirrored(file: str) -> str:
+    """Return the test file of a product's file: ``tests/a/test_b.py`` of ``a/b.py``."""
+    path = Path(file)
+    return str(Path("tests") / path.parent / f"test_{path.stem.lstrip('_')}.py")

@@ -1,0 +1,225 @@
+"""Score the test suite: draw small defects of the product and run the tests that cover each.
+
+    python -m tests.mutants.run --seed 1 --count 150 --jobs 2
+
+A kind is drawn first, each as often, then one of its places in the product.  A defect is *caught*
+when a test fails, hangs or crashes.  The product is what was committed last.
+
+mutmut and cosmic-ray do not fit: mutmut rewrites every function of the product for all of its
+defects at once, which changes the syntax trees that a run's identity is a hash of; cosmic-ray gives
+all defects one test command, here a suite of eight minutes, and does not remove statements.
+"""
+
+import argparse
+import json
+import os
+import queue
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scipy.stats import binomtest
+
+from tests.mutants.coverage import Covering, product_files, state
+from tests.mutants.operators import KINDS, Mutant, is_python, mutants
+
+ROOT = Path(__file__).parents[2]
+
+#: Tests are given in portions of so many seconds: most defects are caught by the first.
+PORTIONS_S = (20.0, 120.0, float("inf"))
+#: A portion that lasts so many times as long as usual, and a minute, hangs.
+PATIENCE = 5
+#: A defect may not fill the computer's memory.
+MOST_BYTES = 12 << 30
+
+
+#: What is said of tests that could not be run or were ended.
+ENDED = "pytest ended with"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the tests said of one defect.
+
+    Args:
+        outcome: ``caught``, ``survived``, ``uncovered`` (no test executes the line), or ``unsound``
+            (the test that failed fails without the defect, too).
+        by: the test that failed, or how the tests ended.
+    """
+
+    shown: str
+    kind: str
+    outcome: str
+    by: str
+    tests: int
+
+
+def drawn(root: Path, seed: int, count: int) -> list[tuple[Mutant, bytes]]:
+    """Return ``count`` different defects of the product, each with its file's sound content."""
+    contents = {file: (root / file).read_bytes() for file in product_files(root)}
+    by_kind: dict[str, list[Mutant]] = {kind: [] for kind in KINDS}
+    for file, content in contents.items():
+        for one in mutants(file, content):
+            by_kind[one.kind].append(one)
+    draw, found = random.Random(seed), dict[Mutant, bytes]()
+    while len(found) < count:
+        one = draw.choice(by_kind[draw.choice(KINDS)])
+        if is_python(one.applied(contents[one.file])):
+            found[one] = contents[one.file]
+    return list(found.items())
+
+
+def judged(checkout: Path, mutant: Mutant, content: bytes, covering: Covering) -> Verdict:
+    """Return what the tests of a checkout say of a defect, which is put in and taken out again."""
+    tests = covering.tests(mutant)
+    outcome, by = "survived" if tests else "uncovered", ""
+    file = checkout / mutant.file
+    file.write_bytes(mutant.applied(content))
+    try:
+        for portion in _portions(tests, covering.seconds):
+            by = _failure(checkout, portion, covering.total_s(portion))
+            if by:
+                outcome = "caught"
+                break
+    finally:
+        file.write_bytes(content)
+    if by.startswith(ENDED) and _failure(checkout, portion, covering.total_s(portion)) == by:
+        raise SystemExit(f"{by} without a defect, too, for these tests: {' '.join(portion)[:500]}")
+    return Verdict(mutant.shown(content), mutant.kind, outcome, by, len(tests))
+
+
+def _portions(tests: list[str], seconds: dict[str, float]) -> Iterator[list[str]]:
+    limits, portion, total = iter(PORTIONS_S), list[str](), 0.0
+    limit = next(limits)
+    for test in tests:
+        if portion and total + seconds[test] > limit:
+            yield portion
+            portion, total, limit = [], 0.0, next(limits)
+        portion.append(test)
+        total += seconds[test]
+    if portion:
+        yield portion
+
+
+def _failure(checkout: Path, tests: list[str], usual_s: float) -> str:
+    """Run tests until the first fails; return it or how they ended, nothing if all pass."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
+        listed = Path(scratch) / "tests.txt"
+        listed.write_text("\n".join(tests))
+        command = [
+            sys.executable, "-m", "pytest", f"@{listed}", "-x", "--timeout",
+            str(round(60 + PATIENCE * max(usual_s / len(tests), 1))), "-p", "no:cacheprovider",
+            "--basetemp", f"{scratch}/pytest", "--tb=no", "--durations=0",
+        ]  # fmt: skip
+        environment = os.environ | {
+            "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "TMPDIR": scratch,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        try:
+            ended = subprocess.run(
+                command, cwd=checkout, env=environment, capture_output=True, text=True,
+                errors="replace", timeout=60 + PATIENCE * usual_s, preexec_fn=_limit_memory,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return "hangs"
+    if ended.returncode == 0:
+        return ""
+    for line in ended.stdout.splitlines():
+        kind, _, rest = line.partition(" ")
+        named = [test for test in tests if rest.startswith(test)]
+        if kind in ("FAILED", "ERROR") and named:
+            return max(named, key=len)
+    return f"{ENDED} {ended.returncode}"
+
+
+def confirmed(checkout: Path, verdicts: list[Verdict], seconds: dict[str, float]) -> list[Verdict]:
+    """Return the verdicts after running the tests that failed once more, without any defect."""
+    tests = sorted({one.by for one in verdicts if one.by in seconds})
+    wrong = set[str]()
+    while tests and (failed := _failure(checkout, tests, sum(seconds[test] for test in tests))):
+        if failed not in tests:
+            raise SystemExit(f"the tests that caught a defect cannot run without one: {failed}")
+        wrong.add(failed)
+        tests.remove(failed)
+    return [replace(one, outcome="unsound") if one.by in wrong else one for one in verdicts]
+
+
+def _limit_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+
+
+@contextmanager
+def checkouts(number: int) -> Iterator["queue.Queue[Path]"]:
+    """Provide clones of what was committed last; they are removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        free: queue.Queue[Path] = queue.Queue()
+        for n in range(number):
+            clone = Path(folder) / str(n)
+            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+            free.put(clone)
+        yield free
+
+
+def main(seed: int, count: int, jobs: int, kept: Path) -> int:
+    """Judge drawn defects, print those that survive and the score; return 1 if one survives."""
+    with checkouts(jobs) as free:
+        first = free.get()
+        free.put(first)
+        known = kept / state(first)
+        covering = Covering.measured(first, known, jobs)
+        found = drawn(first, seed, count)
+        log = known / f"seed-{seed}.jsonl"
+        before = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        done = {one["shown"]: Verdict(**one) for one in before}
+
+        def judge(one: tuple[Mutant, bytes]) -> Verdict:
+            mutant, content = one
+            shown = mutant.shown(content)
+            if shown not in done:
+                checkout = free.get()
+                try:
+                    verdict = judged(checkout, mutant, content, covering)
+                finally:
+                    free.put(checkout)
+                with log.open("a") as file:
+                    print(json.dumps(vars(verdict)), file=file)
+                done[shown] = verdict
+            print(f"{done[shown].outcome}: {shown}  {done[shown].by}", flush=True)
+            return done[shown]
+
+        with ThreadPoolExecutor(jobs) as workers:
+            verdicts = list(workers.map(judge, found))
+        verdicts = confirmed(first, verdicts, covering.seconds)
+    print(report(verdicts))
+    return 0 if all(one.outcome == "caught" for one in verdicts) else 1
+
+
+def report(verdicts: list[Verdict]) -> str:
+    """Return the score with its 95 % Wilson interval, by kind, and all that was not caught."""
+    lines = ["", "| kind | caught | of |", "|---|---|---|"]
+    for kind in KINDS:
+        of = [one for one in verdicts if one.kind == kind]
+        lines.append(f"| {kind} | {sum(one.outcome == 'caught' for one in of)} | {len(of)} |")
+    caught = sum(one.outcome == "caught" for one in verdicts)
+    interval = binomtest(caught, len(verdicts)).proportion_ci(method="wilson")
+    lines += ["", f"caught {caught} of {len(verdicts)}: {caught / len(verdicts):.1%}, "
+              f"95 % interval {interval.low:.1%} to {interval.high:.1%}"]  # fmt: skip
+    lines += [f"{one.outcome}: {one.shown} ({one.tests} tests)" for one in verdicts
+              if one.outcome != "caught"]  # fmt: skip
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2)))
+    parser.add_argument("--kept", type=Path, default=ROOT / ".mutants")
+    sys.exit(main(**vars(parser.parse_args())))
