@@ -95,14 +95,31 @@ def _examples(
         examples, source = read_hub(workload.source, split, data_dir)
     elif workload.metric == "perplexity":
         (file,) = _files(workload, workload.source, split, data_dir)
-        return read_passages(file, PASSAGE_WORDS), f"{file.parent.name}/{file.name}"
+        return _passages(file, _state(file)), f"{file.parent.name}/{file.name}"
     else:
         files = _files(workload, workload.source, split, data_dir)
-        examples = [example for file in files for example in read_examples(file)]
+        examples = [example for file in files for example in _read(file, _state(file))]
         source = " + ".join(f"{file.parent.name}/{file.name}" for file in files)
     if workload.metric == "rouge":  # the model answers in its own words, without options
         examples = [replace(example, prompt=stem(example)) for example in examples]
     return examples, source
+
+
+@lru_cache(maxsize=8)
+def _read(file: Path, state: tuple[int, int]) -> list[Example]:
+    """Return the examples of a file in this state: a plan of many seeds asks for them each time."""
+    return read_examples(file)
+
+
+@lru_cache(maxsize=2)
+def _passages(file: Path, state: tuple[int, int]) -> list[Example]:
+    return read_passages(file, PASSAGE_WORDS)
+
+
+def _state(file: Path) -> tuple[int, int]:
+    """Return a file's size and time of change in ns."""
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _files(
@@ -137,5 +154,11 @@ def _remedy(workload: Workload) -> str:
 
 
 def _content_hash(examples: Sequence[Example]) -> str:
-    content = json.dumps([asdict(example) for example in examples], sort_keys=True)
+    content = f"[{', '.join(map(_json, examples))}]"
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1 << 16)
+def _json(example: Example) -> str:
+    """Return an example as JSON; cached, as a plan of many seeds draws the same ones."""
+    return json.dumps(asdict(example), sort_keys=True)

@@ -19,6 +19,7 @@ from moebench.harness.advise.choose import (
 from moebench.harness.guard.accuracy_table import scoring_of
 from moebench.harness.sweep.execute import carry_out, jobs_of, local_workers
 from moebench.harness.sweep.plan import expand
+from moebench.harness.sweep.planned import Planned
 from moebench.harness.sweep.progress import board
 from moebench.results import intervals
 from moebench.results.document import Document, basis
@@ -79,7 +80,7 @@ class Runs:
         store.schema()  # report an unreadable store before cells are hashed
         axes = {"system": [self._shown(name) for name in systems], "alpha": list(alphas)}
         specs = expand({"common": self.given, "product": axes}, self.data_dir, say)
-        cells = jobs_of(specs, self.data_dir)
+        cells = jobs_of(specs, Planned(self.data_dir))
         finished = store.finished(job.cell_id for job in cells)
         todo = [job for job in cells if job.cell_id not in finished]
         if todo:

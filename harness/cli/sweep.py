@@ -14,6 +14,7 @@ from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 if TYPE_CHECKING:
     from moebench.harness.sweep.execute import Open
+    from moebench.harness.sweep.planned import Planned
     from moebench.harness.sweep.worker import Job
     from moebench.results.spec import RunSpec
     from moebench.results.store import Store
@@ -53,16 +54,17 @@ def sweep(
     from moebench.harness import console
     from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
     from moebench.harness.sweep.execute import carry_out, jobs_of
+    from moebench.harness.sweep.planned import Planned
     from moebench.harness.sweep.progress import board
     from moebench.results.store import Store
 
     folder = find_data_dir(data_dir)
     specs = _specs(file, axes, parse_overrides(set_ or []), folder)
     console.say_refused({spec.system for spec in specs})
-    kept = Store(store)
+    kept, planned = Store(store), Planned(folder)
     kept.schema()  # a store that cannot be read is said before cells are hashed
     with console.progress("naming cells", QUICK_S) as progress:
-        cells = jobs_of(specs, folder, progress)
+        cells = jobs_of(specs, planned, progress)
     finished = kept.finished(job.cell_id for job in cells)
     failed = {cell.cell_id: cell.error for cell in kept.cells("failed")}
     todo = [
@@ -72,7 +74,7 @@ def sweep(
     ]  # fmt: skip
     if dry_run:
         known = dict.fromkeys(finished, "stored") | dict.fromkeys(failed, "failed before")
-        raise typer.Exit(_show_plan(cells, todo, known, kept, folder, jobs, json))
+        raise typer.Exit(_show_plan(cells, todo, known, kept, planned, jobs, json))
     require_writable(store)
     if todo:
         kept.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
@@ -140,7 +142,7 @@ def _workers(
 
 def _show_plan(
     cells: "Sequence[Job]", todo: "Sequence[Job]", known: dict[str, str], store: "Store",
-    data_dir: Path | None, jobs: int | None, as_json: bool,
+    planned: "Planned", jobs: int | None, as_json: bool,
 ) -> int:  # fmt: skip
     """List the cells with state and estimated time; return 1 if a cell cannot run.
 
@@ -152,13 +154,12 @@ def _show_plan(
     from moebench.harness.sweep.estimate import estimate
     from moebench.harness.sweep.execute import processes_for
     from moebench.harness.sweep.progress import title
-    from moebench.harness.sweep.worker import Opened
 
-    opened, problems = Opened(data_dir), {}
+    problems = {}
     with console.progress("checking cells", QUICK_S) as progress:
         for number, job in enumerate(todo, 1):
             progress(number, len(todo))
-            if reason := opened.problem(job.spec):
+            if reason := planned.problem(job.spec):
                 problems[job.cell_id] = reason
     state = {job.cell_id: "to run" for job in todo} | dict.fromkeys(problems, "cannot run")
     states = [state.get(job.cell_id) or known[job.cell_id] for job in cells]

@@ -8,6 +8,7 @@ from typing import Any
 
 from moebench.harness.sweep.execute import jobs_of
 from moebench.harness.sweep.plan import expand
+from moebench.harness.sweep.planned import Planned
 from moebench.harness.sweep.worker import Job
 from moebench.results.claims import Measured
 from moebench.results.document import Document, dig, system_of
@@ -217,7 +218,7 @@ class Evidence:
 
     def jobs(self, experiment: Experiment) -> list[Job]:
         """Return the cells of an experiment as jobs, with their cell ids."""
-        return jobs_of(self.specs(experiment), self.data_dir)
+        return jobs_of(self.specs(experiment), Planned(self.data_dir))
 
     def runs(self, *experiments: Experiment) -> Runs:
         """Return all runs of some experiments.

@@ -252,15 +252,23 @@ def questions_of(
 
     Raises InputError: there are no such examples.
     """
-    chosen = workload(spec.workload)
-    sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
-    shots: tuple[Example, ...] = ()
-    if spec.few_shot:
-        shots = load(chosen, "train", spec.few_shot, spec.seed, data_dir).examples
+    chosen, sample, shots = drawn(spec, data_dir)
     questions = [
         question_of(spec.scoring, chosen, example, shots, texts) for example in sample.examples
     ]
     return sample, questions
+
+
+def drawn(spec: RunSpec, data_dir: Path | None) -> tuple[Workload, PromptSet, tuple[Example, ...]]:
+    """Return a run's workload, its examples, and the worked examples before each question.
+
+    Raises InputError: there are no such examples.
+    """
+    chosen = workload(spec.workload)
+    sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
+    if not spec.few_shot:
+        return chosen, sample, ()
+    return chosen, sample, load(chosen, "train", spec.few_shot, spec.seed, data_dir).examples
 
 
 def check_questions(

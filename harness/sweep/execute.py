@@ -10,9 +10,10 @@ from contextlib import closing
 from pathlib import Path
 
 from moebench.harness import one_run
+from moebench.harness.sweep.planned import Planned
 from moebench.harness.sweep.pool import InProcess, Processes, Workers, schedule
 from moebench.harness.sweep.progress import Board, title
-from moebench.harness.sweep.worker import Document, Failed, Finished, Job, Opened, group_of
+from moebench.harness.sweep.worker import Document, Failed, Finished, Job, group_of
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
@@ -22,18 +23,17 @@ Open = Callable[[bool], Workers]
 
 
 def jobs_of(
-    specs: Sequence[RunSpec], data_dir: Path | None,
+    specs: Sequence[RunSpec], planned: Planned,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Job]:  # fmt: skip
     """Return the jobs of cells with their ids, grouped by shared inputs."""
     groups: dict[str, list[RunSpec]] = {}
     for spec in specs:
         groups.setdefault(group_of(spec), []).append(spec)
-    opened = Opened(data_dir)
-    jobs = []
+    jobs: list[Job] = []
     for group, row in groups.items():
         for spec in row:
-            jobs.append(Job(opened.cell_id(spec), spec, group))
+            jobs.append(Job(planned.cell_id(spec), spec, group))
             progress(len(jobs), len(specs))
     return jobs
 
@@ -108,7 +108,7 @@ def run_all(
     Raises MoeBenchError: the first failure of a run; those that finished before are stored.
     """
     store = Store(directory)
-    cells = jobs_of(specs, data_dir)
+    cells = jobs_of(specs, Planned(data_dir))
     finished = store.finished(job.cell_id for job in cells)
     todo = [job for job in cells if job.cell_id not in finished]
     opened = local_workers(jobs, data_dir, directory, samples=False)

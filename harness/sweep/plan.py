@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -109,24 +109,25 @@ def expand(
         for part in ("exclude", "optional")
     )
     left_out: dict[str, None] = {}
-    specs: dict[str, RunSpec] = {}
+    specs: dict[tuple[str, int], RunSpec] = {}
+    cells = _Cells(data_dir, plan.get("record"), common)
     total = math.prod(map(len, axes))
     for number, rows in enumerate(product(*axes), 1):
         progress(number, total)
-        given = _merged([common, *rows])
-        if any(_matches(row, given) for row in excluded):
+        if excluded and any(_matches(row, _merged([common, *rows])) for row in excluded):
             continue
         try:
-            spec = _cell(given, data_dir, plan.get("record"))
+            spec, but_seed = cells.of(rows)
         except NotApplicableError as error:
             left_out[f"n/a: {error}"] = None
             continue
         except (UsageError, InputError) as error:
+            given = _merged([common, *rows])
             if not any(_matches(row, given) for row in optional):
                 raise
             left_out[str(error)] = None
             continue
-        specs.setdefault(spec.model_dump_json(), spec)
+        specs.setdefault((but_seed, spec.seed), spec)
     for reason in left_out:
         say(f"left out: {reason}")
     if not specs:
@@ -252,6 +253,48 @@ def _matches(row: Given, given: Given) -> bool:
     return all(options.get(k) == v for k, v in wanted.pop("set", {}).items()) and all(
         given.get(key) == value for key, value in wanted.items()
     )
+
+
+class _Cells:
+    """Resolves combinations of the axes' rows; those that differ in the seed alone, once.
+
+    No rule of `harness.run.rules` reads a seed: a run may have any or, as a replay, none.
+    """
+
+    def __init__(self, data_dir: Path | None, record: object, common: Given) -> None:
+        self._data_dir, self._record, self._common = data_dir, record, common
+        self._resolved: dict[tuple[int, ...], tuple[RunSpec, str]] = {}
+
+    def of(self, rows: Sequence[Given]) -> tuple[RunSpec, str]:
+        """Return a combination's spec, and a text of all of its fields but the seed.
+
+        Raises MoeBenchError: there is no such run.
+        """
+        others = tuple(id(row) for row in rows if "seed" not in row)
+        seeds = [row for row in rows if "seed" in row]
+        alone = len(seeds) == 1 and len(seeds[0]) == 1 and _is_seed(seeds[0]["seed"])
+        if alone and others in self._resolved:
+            spec, but_seed = self._resolved[others]
+            return spec.model_copy(update=seeds[0]), but_seed
+        given = _merged([self._common, *rows])
+        spec = _cell(given, self._data_dir, self._record)
+        resolved = spec, spec.model_dump_json(exclude={"seed"})
+        templates = (given.get("trace"), given.get("weights"))
+        if alone and not any("{" in (template or "") for template in templates):
+            self._resolved[others] = resolved
+        return resolved
+
+
+_SEED: TypeAdapter[int] = TypeAdapter(Annotated[int, *RunSpec.model_fields["seed"].metadata])
+
+
+def _is_seed(value: object) -> bool:
+    """Return whether a value is in the range of seeds."""
+    try:
+        _SEED.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:

@@ -11,6 +11,7 @@ import pytest
 
 from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import jobs_of, keep
+from moebench.harness.sweep.planned import Planned
 from moebench.harness.sweep.pool import schedule
 from moebench.harness.sweep.worker import Failed
 from moebench.results.store import Store
@@ -56,7 +57,7 @@ def test_a_lost_node_costs_only_the_cell_that_it_had(cluster: Any) -> None:
                 new_tokens=3, seed=seed)
         for seed in range(COUNT)
     ]  # fmt: skip
-    jobs = jobs_of(specs, None)
+    jobs = jobs_of(specs, Planned(None))
     store = Store(Path(".moebench"))
     starts: list[str] = []
     connect(cluster.address)

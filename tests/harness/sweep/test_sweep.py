@@ -11,6 +11,7 @@ from moebench.harness.one_run import prepare, samples_of
 from moebench.harness.run import questions
 from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import jobs_of, keep
+from moebench.harness.sweep.planned import Planned
 from moebench.harness.sweep.worker import Finished, Job, Opened
 from moebench.results.samples import TokenSample, read_samples
 from moebench.results.spec import RunSpec
@@ -354,7 +355,7 @@ def test_cells_that_read_the_same_are_one_group() -> None:
         for workload in ("arithmetic", "facts")
         for batch in (1, 2)
     ]
-    jobs = jobs_of(specs, None)
+    jobs = jobs_of(specs, Planned(None))
     assert len({job.group for job in jobs}) == 4
     groups = [job.group for job in jobs]
     assert groups == sorted(groups, key=groups.index)  # one after the other
