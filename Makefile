@@ -8,7 +8,11 @@ OPENCOMPASS := .venv-opencompass
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test fuzz faults native native-or-not opencompass check lint format report bench browser \
+# Defects that `make mutants` draws, and from what seed.
+SEED ?= 1
+COUNT ?= 150
+
+.PHONY: run test fuzz faults mutants native native-or-not opencompass check lint format report bench browser \
   libaio clean
 
 run: $(VENV)/installed
@@ -43,6 +47,11 @@ fuzz: $(VENV)/installed
 	$(BIN)/python -m tests.fuzz_inputs.fuzz 10000
 	MOEBENCH_EXAMPLES=random $(BIN)/python -m pytest -m hypothesis --numprocesses auto \
 	  --maxprocesses 8 --dist loadfile
+
+# How many of COUNT small defects of the product, drawn by SEED, do the tests catch?  The first time
+# takes half an hour more, to record which test executes which line.
+mutants: $(VENV)/installed
+	$(BIN)/python -m tests.mutants.run --seed $(SEED) --count $(COUNT)
 
 # Has accuracy moved?
 check: $(VENV)/installed

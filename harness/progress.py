@@ -4,6 +4,7 @@ In a pipe, a line is printed for every tenth of the work, for every phase that l
 seconds, and at least every ten seconds.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +13,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from moebench.harness.console import say as say_line
 from moebench.substrate.progress_events import phase_listener
+from moebench.substrate.text import visible
 
 #: Seconds after which a phase is named, and after which a line is printed in any case.
 NAMED_S, SILENT_S = 2.0, 10.0
@@ -69,6 +70,10 @@ def _ticking(tick: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
+def _say(line: str) -> None:
+    print(visible(line), file=sys.stderr, flush=True)
+
+
 class Lines:
     """Progress lines of one task, printed to a pipe.
 
@@ -80,7 +85,7 @@ class Lines:
 
     def __init__(
         self, what: str, clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = say_line, after_s: float = 0.0,
+        say: Callable[[str], None] = _say, after_s: float = 0.0,
     ) -> None:  # fmt: skip
         self._what, self._clock, self._say, self._after_s = what, clock, say, after_s
         self._lock = threading.Lock()  # the task and the ticking thread both call methods

@@ -61,13 +61,15 @@ class Covering:
     def tests(self, mutant: Mutant) -> list[str]:
         """Return the tests that can notice a defect: the mirrored file's first, shortest first.
 
-        What an import executes is covered by every test that executes a line of the file.  A line
-        that no test executes in its own process is left to the mirrored file, whose tests may
-        start others.
+        What an import executes, or what is computed once and kept, is covered by every test that
+        executes a line of the file.  A line that no test executes in its own process is left to
+        the mirrored file, whose tests may start others.
         """
         by_line = self.data.contexts_by_lineno(mutant.file)
-        lines = by_line if mutant.module_level else mutant.lines
-        found = {_test(one) for line in lines for one in by_line.get(line, ()) if one}
+        contexts = {one for line in mutant.lines for one in by_line.get(line, ())}
+        if mutant.module_level or "" in contexts:
+            contexts = {one for line in by_line.values() for one in line}
+        found = {_test(one) for one in contexts if one}
         mirrored = _mirrored(mutant.file)
         found |= {test for test in self.seconds if test.partition("::")[0] == mirrored}
         return sorted(

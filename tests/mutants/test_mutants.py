@@ -1,0 +1,136 @@
+"""Drawn defects are small, valid, of every kind and equal for equal seeds; tests judge them."""
+
+import ast
+from pathlib import Path
+
+import coverage
+import pytest
+
+from tests.mutants.coverage import Covering
+from tests.mutants.operators import KINDS, Mutant, is_python, mutants
+from tests.mutants.run import Verdict, confirmed, drawn, judged, report
+
+SOURCE = b'''"""A text."""
+LIMIT = 3
+NAMES: list[int] = []
+
+
+def total(rows, start=0, *, strict=False):
+    """Return a text: 1 < 2."""
+    if rows and not start < LIMIT:
+        rows.sort(key=len, reverse=True)
+        rows.pop()
+        raise ValueError("1 + 1")
+    found = start + sum(row * 2.5 for row in rows if row)
+    NAMES.append(found)
+    found += LIMIT
+    return max(found, -found) if strict else found
+'''
+
+
+def shown() -> dict[str, set[tuple[str, str]]]:
+    found: dict[str, set[tuple[str, str]]] = {kind: set() for kind in KINDS}
+    for one in mutants("a.py", SOURCE):
+        before = " ".join(SOURCE[one.start : one.end].decode().split())
+        found[one.kind].add((before, " ".join(one.text.split())))
+    return found
+
+
+def test_each_kind_of_defect_is_found_where_it_can_be() -> None:
+    found = shown()
+    assert found["comparison"] == {("<", "<=")}
+    assert found["arithmetic"] == {("+", "-"), ("*", "/"), ("+=", "-=")}
+    assert {("3", "4"), ("0", "1"), ("2.5", "2.75"), ("False", "True")} <= found["constant"]
+    assert ("and", "or") in found["condition"]
+    assert ("row", "not (row)") in found["condition"]
+    assert ("strict", "not (strict)") in found["condition"]
+    assert {("rows.pop()", "pass"), ("found += LIMIT", "pass")} <= found["removed statement"]
+    assert {text for _, text in found["removed argument"]} == {""}
+    assert len(found["removed argument"]) == 2
+    assert found["returned value"] == {("max(found, -found) if strict else found", "None")}
+    assert ("max", "min") in found["order"]
+    assert any(before.startswith("rows.sort") for before, _ in found["order"])
+    every = {before for places in found.values() for before, _ in places}
+    assert not any("text" in before or "list[int]" in before for before in every)
+
+
+def test_a_defect_changes_one_place_of_the_syntax_tree_and_nothing_else() -> None:
+    sound = ast.dump(ast.parse(SOURCE))
+    for one in mutants("a.py", SOURCE):
+        changed = one.applied(SOURCE)
+        assert is_python(changed)
+        assert ast.dump(ast.parse(changed)) != sound, one
+        assert SOURCE[: one.start] + SOURCE[one.end :] == (
+            changed[: one.start] + changed[one.start + len(one.text.encode()) :]
+        )
+
+
+def test_the_head_of_a_statement_is_what_covers_it() -> None:
+    by_line = {one.line: one for one in mutants("a.py", SOURCE)}
+    assert by_line[8].lines == (8,)  # not the body of the condition
+    assert by_line[2].module_level
+    assert not by_line[8].module_level
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "systems").mkdir()
+    (tmp_path / "systems" / "a.py").write_bytes(SOURCE)
+    return tmp_path
+
+
+def test_equal_seeds_draw_equal_defects(project: Path) -> None:
+    assert drawn(project, 3, 10) == drawn(project, 3, 10)
+    assert drawn(project, 3, 10) != drawn(project, 4, 10)
+    assert len({one for one, _ in drawn(project, 3, 15)}) == 15
+
+
+TESTS = """
+import sys
+sys.path.insert(0, ".")
+from systems.a import total
+
+def test_sum():
+    assert total([2], strict=False) == 8
+
+def test_nothing():
+    total([], 0)
+
+def test_false():
+    assert False
+"""
+
+
+def test_the_tests_that_cover_a_defect_judge_it(project: Path) -> None:
+    place = project / "tests" / "systems"
+    place.mkdir(parents=True)
+    (place / "test_a.py").write_text(TESTS)
+    data = coverage.CoverageData(no_disk=True)
+    data.add_lines({"systems/a.py": []})
+    for name, lines in (("sum", [7, 8, 12, 13, 14, 15]), ("other", [8])):
+        data.set_context(f"tests/systems/test_a.py::test_{name}|run")
+        data.add_lines({"systems/a.py": lines})
+    seconds = {f"tests/systems/test_a.py::test_{name}": 0.1 for name in ("sum", "nothing")}
+    covering = Covering(data, seconds)
+    by_text = {(one.line, one.text): one for one in mutants("systems/a.py", SOURCE)}
+    found = judged(project, by_text[14, "-="], SOURCE, covering)
+    assert (found.outcome, found.by) == ("caught", "tests/systems/test_a.py::test_sum")
+    survives = judged(project, by_text[9, ""], SOURCE, covering)  # no line of a test
+    assert survives.outcome == "survived"
+    assert (project / "systems" / "a.py").read_bytes() == SOURCE
+    assert confirmed(project, [found, survives], seconds) == [found, survives]
+    unsound = Verdict("x", "order", "caught", "tests/systems/test_a.py::test_false", 1)
+    more = seconds | {unsound.by: 0.1}
+    assert [one.outcome for one in confirmed(project, [unsound, found], more)] == [
+        "unsound", "caught",
+    ]  # fmt: skip
+    unknown = Mutant("systems/b.py", "order", 1, (1,), False, 0, 1, "")
+    assert covering.tests(unknown) == []
+
+
+def test_a_report_counts_what_is_not_caught() -> None:
+    verdicts = [Verdict(f"m{n}", "order", "caught", "t", 1) for n in range(9)]
+    text = report([*verdicts, Verdict("left", "constant", "survived", "", 4)])
+    assert "| order | 9 | 9 |" in text
+    assert "caught 9 of 10: 90.0%, 95 % interval 59.6% to 98.2%" in text
+    assert text.endswith("survived: left (4 tests)")
