@@ -119,7 +119,7 @@ def test_the_tests_that_cover_a_defect_judge_it(project: Path) -> None:
     assert survives.outcome == "survived"
     assert (project / "systems" / "a.py").read_bytes() == SOURCE
     assert confirmed(project, [found, survives], seconds) == [found, survives]
-    unsound = Verdict("x", "order", "caught", "tests/systems/test_a.py::test_false", 1)
+    unsound = Verdict("x", "order", "caught", "tests/systems/test_a.py::test_false", 1, 1)
     more = seconds | {unsound.by: 0.1}
     assert [one.outcome for one in confirmed(project, [unsound, found], more)] == [
         "unsound", "caught",
@@ -129,8 +129,8 @@ def test_the_tests_that_cover_a_defect_judge_it(project: Path) -> None:
 
 
 def test_a_report_counts_what_is_not_caught() -> None:
-    verdicts = [Verdict(f"m{n}", "order", "caught", "t", 1) for n in range(9)]
-    text = report([*verdicts, Verdict("left", "constant", "survived", "", 4)])
+    verdicts = [Verdict(f"m{n}", "order", "caught", "t", 1, 1) for n in range(9)]
+    text = report([*verdicts, Verdict("left", "constant", "survived", "", 3, 4)])
     assert "| order | 9 | 9 |" in text
     assert "caught 9 of 10: 90.0%, 95 % interval 59.6% to 98.2%" in text
-    assert text.endswith("survived: left (4 tests)")
+    assert text.endswith("survived: left (3 of 4 tests)")
