@@ -129,7 +129,9 @@ def page(contents: Contents, source: str) -> str:
 
 def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
     """Return the data that the page shows at once; it unpacks documents and timelines on demand."""
-    found = views(contents.runs, {run["run_id"]: at for at, run in enumerate(whole)})
+    at = {run["run_id"]: index for index, run in enumerate(whole)}
+    found = views(contents.runs, at)
+    in_full = {*(at if contents.documents is None else contents.documents)}
     rows = [row for view in found for row in view["rows"] if "missing" not in row]
     bases = system_colours(dict.fromkeys(row["base"] for row in rows))
     lines = system_colours(dict.fromkeys(row["line"] for row in rows))
@@ -141,7 +143,7 @@ def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
             for metric in METRICS
         ],
         "views": found,
-        "runs": single.listed(whole, contents.commands),
+        "runs": single.listed(whole, contents.commands, in_full),
         "pictured": single.pictured(whole, contents.timelines),
         "withPicture": [bool(contents.timelines.get(run["run_id"])) for run in whole],
         "speeds": single.speeds(whole, contents.curves),

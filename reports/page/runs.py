@@ -1,6 +1,6 @@
 """Single runs as plain values: list entry, document and timeline excerpt of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from moebench.reports.compare.conditions import lacks, place_of, title_of
@@ -22,16 +22,19 @@ PICTURES = 1000
 DETAILED = 2000
 
 
-def listed(runs: Sequence[Document], commands: Mapping[str, str]) -> list[Plain]:
+def listed(
+    runs: Sequence[Document], commands: Mapping[str, str], whole: Collection[str]
+) -> list[Plain]:
     """Return one flat record per run.
 
     Args:
         commands: command that repeats a run, by its id, if known.
+        whole: ids of the runs that are shown in full; others have the main figures only.
     """
-    return [_listed(run, commands.get(run["run_id"])) for run in runs]
+    return [_listed(run, commands.get(run["run_id"]), run["run_id"] in whole) for run in runs]
 
 
-def _listed(run: Document, command: str | None) -> Plain:
+def _listed(run: Document, command: str | None, whole: bool) -> Plain:
     spec = run["spec"]
     return {
         "id": run["run_id"],
@@ -46,25 +49,28 @@ def _listed(run: Document, command: str | None) -> Plain:
         "badge": badge_of(run),
         "simulated": bool(run["simulated"]),
         "command": command,
-        "v": {figure.key: figure.text(value) for figure in shown("compare")
-              if (value := figure.read(run)) is not None},
+        "v": {
+            figure.key: figure.text(value)
+            for figure in shown("compare" if whole else "brief runs")
+            if (value := figure.read(run)) is not None
+        },
         "tpot": dig(run, "metrics.tpot_ms.mean"),
         "notes": fidelity.notes(run),
     }  # fmt: skip
 
 
-def detailed(runs: Sequence[Document], limit: int = DETAILED) -> list[str]:
+def detailed(runs: Sequence[Document]) -> list[str]:
     """Return the ids of the runs that a page shows in full: all, or one per system and group.
 
     The others are in its comparisons and in its list of runs.
     """
-    if len(runs) <= limit:
+    if len(runs) <= DETAILED:
         return [run["run_id"] for run in runs]
     first: dict[Any, str] = {}
     for run in runs:
         if not lacks(run):
             first.setdefault((place_of(run), title_of(run)), run["run_id"])
-    return [*first.values()][:limit]
+    return [*first.values()][:DETAILED]
 
 
 def documents(runs: Sequence[Document | None]) -> list[Document | None]:

@@ -90,6 +90,15 @@ def test_what_no_run_refers_to_goes_and_all_else_stays(tmp_path: Path) -> None:
     assert garbage.find(store) == ([], [])
 
 
+def test_what_another_process_removed_meanwhile_is_no_error(tmp_path: Path) -> None:
+    found = garbage.find(filled(tmp_path))
+    for one in found.garbage:
+        if one.path.is_file():
+            one.path.unlink()
+    garbage.remove(found.garbage)
+    assert files(tmp_path) == {*WANTED, *OTHERS}
+
+
 def test_what_changed_within_the_hour_stays(tmp_path: Path) -> None:
     store = filled(tmp_path)
     recent = garbage.find(store, now=time.time() - 1.5 * garbage.RECENT_S)

@@ -49,6 +49,12 @@ def test_the_results_that_ship_are_judged_by_these_bands(paper: PaperClaims) -> 
     assert [result.id for result in shipped.claims] == list(known)
     for result in shipped.claims:
         claim = known[result.id]
+        assert (result.place, result.statement, result.paper, result.unit) == (
+            claim.place, claim.statement, claim.paper, claim.unit,
+        )  # fmt: skip
+        assert result.why == claim.bands.why, result.id
+        if claim.not_measurable:
+            assert result.reason == claim.not_measurable, result.id
         if result.measured is not None:
             assert result.verdict == claim.judge(result.measured), result.id
             assert (result.reproduced, result.direction) == (

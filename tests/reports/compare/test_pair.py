@@ -81,6 +81,14 @@ def test_parts_of_a_step_add_up_to_its_time_and_say_why() -> None:
     )
 
 
+def test_without_another_decision_nothing_is_said_of_any() -> None:
+    first, second = both()
+    found = pair.compare(first, second, (samples(), samples(later=3)))
+    assert pair.sentence(found) == (
+        "b [id-b] takes 3 ms more a token than a [id-a] (1.50×): device waits for load +3 ms."
+    )
+
+
 def test_the_other_way_round_it_is_said_of_the_same_run() -> None:
     second, first = both(evict="score")
     found = pair.compare(first, second, (samples(later=3), samples()))

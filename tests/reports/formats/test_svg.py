@@ -76,6 +76,15 @@ def test_lines_over_batches_have_a_point_for_each() -> None:
     }  # fmt: skip
 
 
+def test_lines_have_no_system_with_changed_decisions() -> None:
+    changed = [
+        ran("lru", 1.0, batch=batch, overrides={"alpha": "0.25", "evict": "random"})
+        for batch in (1, 3)
+    ]
+    found = drawn([*RUNS, *changed])["batch S3 qwen2-57b-a14b"]
+    assert {row["system"] for row in found.rows} == {"smoe", "lru"}
+
+
 def test_shares_of_a_token_add_up() -> None:
     rows = drawn(RUNS)["time S3, batch 1"].rows
     for system in {row["system"] for row in rows}:

@@ -280,6 +280,18 @@ def test_a_run_without_anything_is_a_page_too(browser: Any, tmp_path: Path) -> N
     assert complaints == []
 
 
+def test_a_run_without_its_document_says_where_it_is(browser: Any, tmp_path: Path) -> None:
+    render(Contents([run("left")], documents={}), tmp_path / "r.html")
+    tab, complaints = open_page(browser, tmp_path / "r.html")
+    tab.locator("#runs-fold > summary").click()
+    tab.locator(".run > summary").click()
+    tab.wait_for_selector(".run[data-state=filled]")
+    said = tab.locator(".run").inner_text()
+    assert "moebench show left prints it, with the command that repeats the run" in said
+    assert "TPOT" in said
+    assert complaints == []
+
+
 def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     records = [{**span, "kind": HOSTILE, "lane": HOSTILE} for span in spans(1)]
     other = hostile_run()

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from moebench.reports.figures import timeline
+from moebench.reports.page import runs as single
 from moebench.reports.page.page import Contents, render
 from moebench.reports.sections.accuracy import CAVEAT, METHOD, views
+from moebench.results.document import without_details
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from tests.reports.alpha import ITEMS, ROWS, gsm8k
@@ -75,6 +77,25 @@ def test_of_many_pictures_one_a_system_and_place_is_kept() -> None:
     assert len(kept) == 2 * 2 * 3 + 2
     assert all(name.endswith("gsm8k") for name in kept)
     assert sum(pictured(runs, timelines, 3)) == 3
+
+
+def test_of_a_large_store_one_run_a_system_and_place_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = compared()
+    assert single.detailed(many) == [one["run_id"] for one in many]
+    monkeypatch.setattr(single, "DETAILED", 15)
+    chosen = single.detailed(many)
+    assert len(chosen) == 2 * 2 * 3 + 2
+    monkeypatch.setattr(single, "DETAILED", 3)
+    assert single.detailed(many) == chosen[:3]
+    whole = {one["run_id"]: one for one in many if one["run_id"] in chosen}
+    found = made(tmp_path, Contents([without_details(one) for one in many], documents=whole))
+    documents = dict(zip([one["run_id"] for one in many], found.packed["documents"], strict=True))
+    assert {name for name, one in documents.items() if one is not None} == {*chosen}
+    figures = {one["id"]: one["v"].keys() for one in found.data["runs"]}
+    assert all("ttft_ms" in one for one in figures.values())
+    assert {name for name, one in figures.items() if "slots_gb" in one} == {*chosen}
 
 
 def test_each_run_has_its_command_and_figures_with_the_badge(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def test_only_a_run_of_the_same_stands_beside_it(other: dict[str, Any]) -> None:
     assert lines([evaluated(), other])[0][-1] == "–"
 
 
+def test_a_score_without_an_error_is_above_guessing_by_guessing_s_own() -> None:
+    """Of 20 examples with a chance of 1/4, two standard errors of guessing are .194."""
+    known = {"stderr": None, "guessing": 0.25, "whole": 1.0}
+    assert metric_at_floor(ACC | known | {"value": 0.44}, 20)
+    assert not metric_at_floor(ACC | known | {"value": 0.45}, 20)
+
+
 def test_a_prefill_stands_beside_a_prefill() -> None:
     rows = lines([evaluated("prefill"), own(scoring="prefill"), own()])
     assert rows[0][-1] == "40.62 ± 8.7 (prefill)"

@@ -10,7 +10,7 @@ from moebench.substrate.errors import InputError
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.passes import TracedModel
-from moebench.substrate.traces.published import import_trace
+from moebench.substrate.traces.published import import_trace, what_it_is_for
 from moebench.substrate.traces.replay import Replay, routings
 from moebench.substrate.traces.scores import Reconstruction, by_rank, shared_by_order, spread_of
 from moebench.systems.options import build
@@ -98,6 +98,19 @@ def test_inconsistent_arrays_are_refused_in_one_line(tmp_path, arrays, says):
         import_trace(source, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_trace_cannot_be_used_for_is_said(tmp_path):
+    import_trace(publish(tmp_path / "one", {}), tmp_path / "a")
+    (only,) = what_it_is_for(open_trace(tmp_path / "a"))
+    assert only.startswith("one sequence: systems that learn have none left")
+    two = {"seq": np.array([0, 0, 1, 1], np.int32), "phase": np.array([0, 1, 0, 1], np.uint8)}
+    import_trace(publish(tmp_path / "two", {}, **two), tmp_path / "b")
+    assert what_it_is_for(open_trace(tmp_path / "b")) == []
+    read = two | {"phase": np.zeros(4, np.uint8)}
+    import_trace(publish(tmp_path / "read", {}, **read), tmp_path / "c")
+    (nothing,) = what_it_is_for(open_trace(tmp_path / "c"))
+    assert nothing.startswith("no token is decoded")
 
 
 def test_totals_are_no_trace(tmp_path):

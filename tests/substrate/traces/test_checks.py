@@ -1,0 +1,42 @@
+"""Checks of a trace's arrays: what is allowed at the limits, and what is named beyond them."""
+
+import numpy as np
+import pytest
+
+from moebench.substrate.errors import InputError
+from moebench.substrate.traces import checks
+from moebench.substrate.traces.checks import check_experts, check_range, check_scores
+
+
+def test_scores_may_be_zero_and_no_less():
+    check_scores("t", "scores", np.array([[0.0, 1.0]]), negative=False, nan=False)
+    check_scores("t", "scores", np.array([[-1.0, 1.0]]), negative=True, nan=False)
+    with pytest.raises(InputError, match=r"scores.*numbers from 0"):
+        check_scores("t", "scores", np.array([[-1e-9, 1.0]]), negative=False, nan=False)
+
+
+@pytest.mark.parametrize(("value", "nan", "good"), [
+    (np.nan, True, True), (np.nan, False, False), (np.inf, True, False), (-np.inf, False, False),
+])  # fmt: skip
+def test_only_what_was_not_predicted_is_no_number(value, nan, good, monkeypatch):
+    monkeypatch.setattr(checks, "_BLOCK", 2)
+    scores = np.array([[0.5], [0.5], [0.5], [value]])
+    if good:
+        check_scores("t", "scores", scores, negative=True, nan=nan)
+        return
+    with pytest.raises(InputError, match=r"t.*scores.*3"):
+        check_scores("t", "scores", scores, negative=True, nan=nan)
+
+
+def test_experts_are_from_zero_to_the_last_and_differ_within_a_row():
+    check_experts("t", "ids", np.array([[[0, 5]]]), 6)
+    for wrong in ([[[0, 6]]], [[[5, 5]]]):
+        with pytest.raises(InputError, match="ids"):
+            check_experts("t", "ids", np.array(wrong), 6)
+
+
+def test_a_range_has_both_of_its_ends():
+    check_range("t", "phase", np.array([0, 1]), 0, 1)
+    for wrong in ([0, 2], [-1, 0]):
+        with pytest.raises(InputError, match="phase"):
+            check_range("t", "phase", np.array(wrong), 0, 1)
