@@ -2,6 +2,7 @@
 
 import json as json_text
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from moebench.harness import console
@@ -111,8 +112,13 @@ def _show_pairs(
     def times(run: "Document") -> pair.Samples:
         return read_samples(store.directory, run["run_id"])
 
-    one, other = (_chosen(store, name, wanted) for name in names)
-    found = [pair.compare(a, b, (times(a), times(b)), mixed) for a, b in _pairs(one, other, mixed)]
+    def whole(run: "Document") -> "Document":
+        return store.get(run["run_id"]) or run
+
+    runs = _runs(store)
+    one, other = (_chosen(store, runs, name, wanted) for name in names)
+    pairs = [(whole(a), whole(b)) for a, b in _pairs(one, other, mixed)]
+    found = [pair.compare(a, b, (times(a), times(b)), mixed) for a, b in pairs]
     if json:
         console.print_json([pair.document(each) for each in found])
         return
@@ -136,12 +142,12 @@ class _Chosen(NamedTuple):
     system: bool
 
 
-def _chosen(store: "Store", name: str, wanted: Wanted) -> _Chosen:
+def _chosen(store: "Store", runs: Sequence["Document"], name: str, wanted: Wanted) -> _Chosen:
     """Return a system's runs, the oldest first, or the run whose id begins with ``name``."""
     from moebench.reports.compare.conditions import title_of
     from moebench.results.document import system_of
 
-    named = [run for run in _runs(store) if name in (title_of(run), system_of(run["spec"]))]
+    named = [run for run in runs if name in (title_of(run), system_of(run["spec"]))]
     if not named:
         return _Chosen(name, [store.find(name)], False)
     kept = [run for run in named if _is_wanted(run, wanted)]
@@ -164,33 +170,50 @@ def _pairs(
 
     if not (one.system or other.system):
         return [(one.runs[0], other.runs[0])]
+    fixed = [name for name in pair.NAMES if name not in mixed]
+    texts = {run["run_id"]: pair.texts(run) for run in (*one.runs, *other.runs)}
+
+    def alike(run: "Document") -> tuple[str, ...]:
+        return tuple(texts[run["run_id"]][name] for name in fixed)
+
+    seconds: dict[tuple[str, ...], list[Document]] = {}
+    for run in other.runs:
+        seconds.setdefault(alike(run), []).append(run)
     found: dict[str, tuple[Document, Document]] = {}
-    nearest: dict[str, tuple[str, str]] | None = None
     for first in one.runs:
-        for second in other.runs:
-            if first["run_id"] == second["run_id"]:
-                continue
-            apart = pair.differing(first, second)
-            refused = {name: values for name, values in apart.items() if name not in mixed}
-            if not refused:
-                where = [c.text(c.of(run)) for run in (first, second) for c in pair.EVERY]
-                key = json_text.dumps([title_of(first), title_of(second), *where])
-                found[key] = (first, second)
-            elif nearest is None or len(refused) < len(nearest):
-                nearest = refused
+        for second in seconds.get(alike(first), ()):
+            if first["run_id"] != second["run_id"]:
+                both = (first, second)
+                where = [texts[run["run_id"]][name] for run in both for name in pair.NAMES]
+                found[json_text.dumps([*map(title_of, both), *where])] = both
     if not found:
-        said = "; ".join(f"{name} {a} and {b}" for name, (a, b) in (nearest or {}).items())
+        apart = _nearest({*map(alike, one.runs)}, {*seconds}, fixed)
+        said = "; ".join(f"{name} {a} and {b}" for name, (a, b) in apart.items())
         raise UsageError(
             f"no runs of {one.name} and {other.name} under equal conditions; the nearest differ "
             f"in {said or 'nothing: they are one run'}; allow it with --mixed "
-            f"{','.join([*mixed, *(nearest or {})])}"
+            f"{','.join([*mixed, *apart])}"
         )
     return [found[conditions] for conditions in sorted(found)]
 
 
+def _nearest(
+    first: set[tuple[str, ...]], second: set[tuple[str, ...]], names: Sequence[str]
+) -> dict[str, tuple[str, str]]:
+    """Return the fewest conditions in which two runs differ, with both values."""
+    found: dict[str, tuple[str, str]] | None = None
+    for one, other in product(sorted(first), sorted(second)):
+        if one != other and (found is None or len(found) > 1):
+            both = zip(names, one, other, strict=True)
+            apart = {name: (a, b) for name, a, b in both if a != b}
+            if found is None or len(apart) < len(found):
+                found = apart
+    return found or {}
+
+
 def _runs(store: "Store") -> list["Document"]:
-    """Return the stored runs, without those whose prompts an evaluator chose."""
-    return [run for run in store.runs() if "evaluation" not in run]
+    """Return the stored runs, without those whose prompts an evaluator chose, and in brief."""
+    return [run for run in store.runs(brief=True) if "evaluation" not in run]
 
 
 def _is_wanted(run: "Document", wanted: Wanted) -> bool:

@@ -91,10 +91,15 @@ class Comparison:
     differing: Mapping[str, tuple[str, str]]
 
 
+def texts(run: Document) -> dict[str, str]:
+    """Return what must be equal of two runs, by name, as text."""
+    return {condition.name: condition.text(condition.of(run)) for condition in EVERY}
+
+
 def differing(first: Document, second: Document) -> dict[str, tuple[str, str]]:
     """Return the conditions in which two runs differ, with both values."""
-    both = {c.name: (c.text(c.of(first)), c.text(c.of(second))) for c in EVERY}
-    return {name: values for name, values in both.items() if values[0] != values[1]}
+    one, other = texts(first), texts(second)
+    return {name: (one[name], other[name]) for name in NAMES if one[name] != other[name]}
 
 
 def compare(
