@@ -39,7 +39,7 @@ BUSY_S = 30.0
 #: Runs that one query names: SQLite admits 999 values in all of its versions.
 BATCH = 500
 #: Most runs whose wall times are read for an estimate.
-RECENT = 2000
+RECENT = 300
 
 _INSERT = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_CELL = "INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)"

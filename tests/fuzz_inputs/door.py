@@ -53,6 +53,7 @@ class Case:
         names: what the line of a refusal must hold: file, field, value.
         good: whether it must be accepted; None where either may be, and `right` judges.
         right: whether the result is right.
+        data: what a door with a judge of its own is given.
     """
 
     arguments: tuple[str, ...]
@@ -61,20 +62,12 @@ class Case:
     good: bool | None = False
     right: Callable[[Called], bool] = _anything
     about: str = field(default="", compare=False)
+    data: Any = None
 
 
 def weighted(*parts: tuple[int, SearchStrategy[Case]]) -> SearchStrategy[Case]:
     """Return a generator that draws from several generators in proportion to their weights."""
     return sampled_from([part for n, part in parts for _ in range(n)]).flatmap(lambda part: part)
-
-
-@dataclass(frozen=True)
-class Door:
-    """One kind of input with its generator of cases; `ready` prepares what all cases need."""
-
-    name: str
-    cases: SearchStrategy[Case]
-    ready: Callable[[], object] = lambda: None
 
 
 @contextmanager
@@ -131,6 +124,16 @@ def judge(case: Case) -> tuple[Verdict, str]:
         return Verdict.REFUSED, said
 
 
+@dataclass(frozen=True)
+class Door:
+    """One kind of input with its generator of cases; `ready` prepares what all cases need."""
+
+    name: str
+    cases: SearchStrategy[Case]
+    ready: Callable[[], object] = lambda: None
+    judge: Callable[[Case], tuple[Verdict, str]] = judge
+
+
 @dataclass
 class Tried:
     """Counts of verdicts for one door, and one wrong case for each distinct message."""
@@ -151,7 +154,7 @@ def try_door(door: Door, examples: int, number: int = 0) -> Tried:
     )  # fmt: skip
     @given(door.cases)
     def each(case: Case) -> None:
-        verdict, said = judge(case)
+        verdict, said = door.judge(case)
         tried.verdicts[verdict] += 1
         if verdict in WRONG:
             tried.wrong.setdefault(f"{verdict}: {case.about}: {said[-60:]}", (case, said))

@@ -12,6 +12,7 @@ from tests.fuzz_inputs import (
     outputs,
     own_systems,
     profiles,
+    sockets,
     stores,
     sweeps,
     traces,
@@ -21,13 +22,13 @@ from tests.fuzz_inputs.door import Verdict, try_door
 #: Each door, in the order of the table.
 DOORS = (
     traces.DOOR, profiles.DOOR, sweeps.DOOR, models.DOOR, imports.DOOR, stores.DOOR,
-    own_systems.DOOR, outputs.DOOR,
+    own_systems.DOOR, outputs.DOOR, sockets.DOOR,
 )  # fmt: skip
 
 #: How many of 100 cases each gets.
 SHARES: dict[str, int] = {
-    "traces": 20, "profiles": 10, "sweeps": 15, "models": 15, "imports": 10, "stores": 15,
-    "own systems": 10, "outputs": 5,
+    "traces": 17, "profiles": 8, "sweeps": 12, "models": 13, "imports": 10, "stores": 14,
+    "own systems": 8, "outputs": 12, "sockets": 6,
 }  # fmt: skip
 
 COLUMNS = (

@@ -17,6 +17,7 @@ import pytest
 
 from moebench.results.store import Store
 from moebench.substrate.text import may_act, visible
+from tests.harness.acting import acts
 from tests.harness.commands import Called, call, run
 from tests.reports.pages import Page
 
@@ -58,12 +59,6 @@ FIELDS = [
     ("spec", "system"), ("spec", "setting"), ("spec", "model"), ("spec", "machine"),
     ("spec", "workload"), ("spec", "software"), ("provenance", "commit"), ("badge",),
 ]  # fmt: skip
-
-
-def acts(text: str) -> list[str]:
-    """Return the characters of an output that are neither printable nor line feeds or tabs."""
-    wrong = ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return [c for c in text if c not in "\n\t\u200c\u200d" and unicodedata.category(c) in wrong]
 
 
 def test_what_acts_is_escaped_and_what_is_seen_is_not() -> None:
