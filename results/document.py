@@ -11,7 +11,7 @@ from typing import Any
 
 Document = dict[str, Any]
 
-#: The metric whose score is no percentage.
+#: The metric whose score is not a percentage.
 PERPLEXITY = "perplexity"
 
 #: How many standard errors a score must be above guessing to count as above it.

@@ -144,7 +144,7 @@ def _size(path: Path) -> tuple[int, float]:
 
 
 def remove(garbage: list[Garbage]) -> None:
-    """Remove what `find` found; a file that is already gone is no error.
+    """Remove what `find` found; a file that is already gone is not an error.
 
     Raises InputError: something cannot be removed; the entries before it are removed.
     """

@@ -48,7 +48,9 @@ def samples_path(directory: Path, run_id: str) -> Path:
     Raises InputError: the id could name a file outside the store.
     """
     if not is_run_id(run_id):
-        raise InputError(f"run {brief(run_id)} is no id of moebench; its samples are left alone")
+        raise InputError(
+            f"run {brief(run_id)} is not an id of moebench; its samples are left alone"
+        )
     return directory / FOLDER / f"{run_id}.parquet"
 
 

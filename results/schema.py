@@ -56,7 +56,7 @@ def view() -> str:
 
 
 #: Statements that lead to each version from the one before.  Published steps never change.  No step
-#: creates the view, which `migrate` keeps up to date: a new figure is no new version.
+#: creates the view, which `migrate` keeps up to date: a new figure does not need a new version.
 STEPS: dict[int, tuple[str, ...]] = {
     1: (_RUNS,),
     2: (_CELLS, _CELLS_OF_RUNS),

@@ -17,6 +17,7 @@ from moebench.substrate.errors import InputError, MoeBenchError
 
 if TYPE_CHECKING:
     import numpy as np
+    from pydantic import ValidationError
 
 Kind = type[InputError]
 
@@ -38,7 +39,7 @@ def read_text(path: Path, error: Kind = InputError, hint: str = "") -> str:
 
 
 def require_file(path: Path, error: Kind = InputError) -> None:
-    """Check that a path is no pipe, device or folder: reading a pipe may never end.
+    """Check that a path is not a pipe, device or folder: reading a pipe may never end.
 
     Raises InputError: it exists and is no regular file.
     """
@@ -195,6 +196,12 @@ def brief(value: object) -> str:
 def brief_word(value: object) -> str:
     """Return a typed value for an error message, in at most 60 characters, without quotes."""
     return brief(value)[1:-1] if isinstance(value, str) and len(value) < 50 else brief(value)
+
+
+def first_wrong(error: "ValidationError") -> str:
+    """Return the first invalid field of a file, its value, and what is wrong, in one line."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))} is {brief(first['input'])}: {first['msg']}"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
 from moebench.substrate.errors import InputError
-from moebench.substrate.files import brief, read_mapping
+from moebench.substrate.files import first_wrong, read_mapping
 
 Count = Annotated[int, Field(ge=0)]
 Hash = Annotated[str, Field(min_length=1)]
@@ -89,10 +89,7 @@ def read_references(path: Path, update: str) -> dict[str, dict[str, Any]]:
     except InputError as error:
         raise InputError(f"{path}: not a reference ({error}); make it again: {update}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
         raise InputError(
-            f"{path}: not a reference ({where} is {brief(first['input'])}: {first['msg']}); "
-            f"make it again: {update}"
+            f"{path}: not a reference ({first_wrong(error)}); make it again: {update}"
         ) from error
     return dict(found)

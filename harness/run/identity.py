@@ -85,7 +85,7 @@ def system_code_hash(system: System | NativeSystem) -> str:
 
 @lru_cache
 def _ours(modules: frozenset[str]) -> str:
-    """Return the hash of modules of ours, which nobody edits while a process plans cells."""
+    """Return the hash of modules of ours, whose files do not change while a process plans cells."""
     return _hashed(modules)
 
 

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
-from moebench.substrate.files import brief, read_mapping, require_file, write_text
+from moebench.substrate.files import first_wrong, read_mapping, require_file, write_text
 from moebench.substrate.models.config import read_shape
 from moebench.substrate.models.expert_store import (
     ExpertStore,
@@ -428,11 +428,8 @@ def _manifest(path: Path) -> Manifest:
     try:
         return Manifest.model_validate(found, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
         raise CheckpointError(
-            f"{file}: not an import's manifest ({where} is {brief(first['input'])}: "
-            f"{first['msg']}); {_again(path)}"
+            f"{file}: not an import's manifest ({first_wrong(error)}); {_again(path)}"
         ) from error
 
 

@@ -79,14 +79,19 @@ def paths(value: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     return found
 
 
+def above(document: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """Return the object that holds the value at a path."""
+    for key in path[:-1]:
+        document = document[key]
+    return document
+
+
 @st.composite
 def fields(draw: st.DrawFn) -> Case:
     """Generate documents with a field of another type or value, or without it."""
     changed = json.loads(document()) | {"run_id": BAD}
     path = draw(st.sampled_from(paths(changed)))
-    place = changed
-    for key in path[:-1]:
-        place = place[key]
+    place = above(changed, path)
     if draw(st.booleans()):
         del place[path[-1]]
     else:
@@ -100,9 +105,7 @@ def by_id(draw: st.DrawFn) -> Case:
     """Generate damaged documents for the commands that read one run, or all that a store has."""
     changed = json.loads(document()) | {"run_id": BAD}
     path = draw(st.sampled_from(paths(changed)))
-    place = changed
-    for key in path[:-1]:
-        place = place[key]
+    place = above(changed, path)
     place[path[-1]] = draw(JUNK)
     text = draw(st.sampled_from([json.dumps(changed), json.dumps(place), "{}", "[]", "{", "null"]))
     case = stored(text, draw(st.sampled_from(BY_ID)), None, f"by id {'.'.join(path)}")

@@ -21,9 +21,9 @@ from moebench.harness.guard.golden import GOLDEN, check_golden
 from moebench.harness.guard.verdicts import Finding, Verdict, compare
 from moebench.substrate.engine.decisions import LayerView, Routed
 from moebench.substrate.errors import InputError
-from moebench.substrate.models.formats import unpack
 from moebench.substrate.models.weights import Checkpoint
 from moebench.systems.smoe import ExpertCacheRouter
+from tests.harness.guard.other_arithmetic import in_another_order
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -103,18 +103,6 @@ def in_fp64(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Checkpoint, "common", common_64)
     patch.setattr(Checkpoint, "expert_record", record_64)
-
-
-def in_another_order(patch: pytest.MonkeyPatch) -> None:
-    """Change the arithmetic: sum each expert's inner width in reverse order."""
-    record = Checkpoint.expert_record
-
-    def backwards(self: Checkpoint, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
-        gate_up, down = unpack(self.shape, record(self, layer, expert, dtype))
-        gate, up = gate_up.chunk(2)
-        return torch.cat([part.flatten() for part in (gate.flip(0), up.flip(0), down.flip(1))])
-
-    patch.setattr(Checkpoint, "expert_record", backwards)
 
 
 #: Prints the cell as a process of two threads computes it.

@@ -29,7 +29,6 @@ from moebench.substrate.memory.capacity import Budget
 from moebench.substrate.models import attention, decoder
 from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.formats import unpack
 from moebench.substrate.models.fused import FusedLayer
 from moebench.substrate.models.layers import Norm
 from moebench.substrate.models.weights import Checkpoint
@@ -37,6 +36,7 @@ from moebench.systems.daop import PredictedRouting
 from moebench.systems.policies.assign import Balanced
 from moebench.systems.policies.evict import LowestAverageScore
 from moebench.systems.smoe import ExpertCacheRouter, TopScorePrefetch
+from tests.harness.guard.other_arithmetic import in_another_order
 
 Change = Callable[[pytest.MonkeyPatch], None]
 
@@ -254,18 +254,6 @@ ANSWERS: dict[str, tuple[str, Change]] = {
         Edit(ExpertCacheRouter, "route", "key=lambda e: -token", "key=lambda e: token"),
     )
 }
-
-
-def in_another_order(patch: pytest.MonkeyPatch) -> None:
-    """Sum each expert's inner width in reverse order."""
-    record = Checkpoint.expert_record
-
-    def backwards(self: Checkpoint, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
-        gate_up, down = unpack(self.shape, record(self, layer, expert, dtype))
-        gate, up = gate_up.chunk(2)
-        return torch.cat([part.flatten() for part in (gate.flip(0), up.flip(0), down.flip(1))])
-
-    patch.setattr(Checkpoint, "expert_record", backwards)
 
 
 #: Changes that compute the same.
