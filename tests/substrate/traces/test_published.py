@@ -180,6 +180,18 @@ def test_known_candidates_rank_above_the_rest(tmp_path):
     assert (third > np.sort(found, 2)[..., 0]).all()
 
 
+def test_nobody_who_was_not_chosen_is_above_the_least_of_the_chosen(tmp_path):
+    published = np.broadcast_to(np.array([0.95, 0.05], np.float32), IDS.shape)
+    source = publish(tmp_path / "a__b", {}, scores=published)
+    import_trace(source, tmp_path / "out")
+    found = Reconstruction(1.0).scores(open_trace(tmp_path / "out"), np.arange(4))
+    chosen = np.take_along_axis(found, IDS.astype(int), 2)
+    share = float(by_rank(6, 1.0)[:2].sum())
+    assert np.allclose(chosen, published * share, atol=1e-6)
+    others = np.sort(found, 2)[..., :-1]  # the second of the chosen, and those that were not
+    assert np.allclose(others, 0.05 * share, atol=1e-6)
+
+
 # ----------------------------------------------------------------------------- the real ones
 
 
