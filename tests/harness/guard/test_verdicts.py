@@ -11,6 +11,7 @@ from moebench.harness.guard.verdicts import (
     MOVED_BY_ROUNDING,
     Finding,
     Verdict,
+    _changes,
     at_least,
     compare,
     sign_test,
@@ -52,6 +53,17 @@ def finding(now: dict[str, Any], reference: dict[str, Any]) -> Finding:
 
 def verdict(now: dict[str, Any], reference: dict[str, Any]) -> Verdict:
     return finding(now, reference).verdict
+
+
+def test_each_way_in_which_questions_change_is_counted() -> None:
+    reference = cell("1100", [0.1, 0.1, 0.1, 0.1])
+    now = cell("0110", [0.1, 0.2, 0.05, math.nan])
+    one, other = now["accuracy"], reference["accuracy"]
+    found = _changes([(one, other), (other, other)])
+    assert found == {
+        "questions": 8, "moved": 4, "answers": 2, "better": 1, "worse": 1, "closer": 1,
+        "farther": 2,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("source", [{}, {"arithmetic": "elsewhere"}, {"weights_hash": "other"}])

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from moebench.reports.compare.rows import _remarks
+from moebench.reports.compare.conditions import InputSet
+from moebench.reports.compare.rows import _remarks, row_of
 from tests.reports.samples import run
 
 
@@ -29,6 +30,16 @@ def test_answers_that_were_cut_are_counted(
     runs: list[dict[str, Any]], said: tuple[str, ...]
 ) -> None:
     assert _remarks(runs) == said
+
+
+def test_the_standard_error_of_a_mean_is_that_of_independent_samples() -> None:
+    cells = {
+        InputSet(name, "0", ""): [answered(32, 0) | {"run_id": name}] for name in ("one", "two")
+    }
+    for cell, error in zip(cells, (3.0, 4.0), strict=True):
+        cells[cell][0]["accuracy"]["stderr"] = error
+    found = row_of("smoe", cells, {}).values["score"]
+    assert (found.mean, found.n, found.stderr) == (90.0, 2, 2.5)  # √(9 + 16) / 2
 
 
 def test_a_score_at_chance_level_is_remarked() -> None:
