@@ -83,7 +83,8 @@ class Covering:
 
 
 def _run_suite(root: Path, lines: Path, times: Path, jobs: int) -> None:
-    settings, unfinished = lines.with_suffix(".ini"), times.with_suffix(".partial")
+    # Of another name: coverage erases all files that begin with its data file's.
+    settings, unfinished = lines.with_name("settings.ini"), times.with_suffix(".partial")
     settings.write_text(
         f"[run]\nrelative_files = true\nsource_dirs = {','.join(PRODUCT)}\ndata_file = {lines}\n"
     )
