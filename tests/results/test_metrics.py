@@ -91,7 +91,7 @@ def test_a_new_row_is_in_every_output(
     assert ("swaps", "4.000 kilo [estimate]") in [*figures(runs[0])]
     show_means(runs, means(runs))
     assert "swaps\t5.000 ± " in capsys.readouterr().out
-    assert listed(runs, {})[0]["v"]["swaps"] == "4.000"
+    assert listed(runs, {}, {runs[0]["run_id"]})[0]["v"]["swaps"] == "4.000"
     assert views(runs, {"a": 0, "b": 1})[0]["rows"][0]["v"]["swaps"]["text"] == "5.000"
     write_csv(runs, report(runs), tmp_path)
     assert "swaps" in (tmp_path / "runs.csv").read_text().splitlines()[0].split(",")
