@@ -222,8 +222,8 @@ class Store:
         newest = "SELECT run_id FROM runs {} ORDER BY created DESC LIMIT ?"
         timed = (
             "SELECT run_id, spec, json_extract(document, '$.provenance.wall_s') FROM runs "
-            "WHERE run_id IN ({}) AND json_valid(document) "
-            "AND json_type(document, '$.evaluation') IS NULL"
+            "WHERE run_id IN ({}) AND CASE WHEN json_valid(document) "
+            "THEN json_type(document, '$.evaluation') IS NULL ELSE 0 END"
         )
         where = f"WHERE system IN ({_places(systems)})"
         rows = self._read(timed.format(newest.format(where)), *systems, str(RECENT))
@@ -252,11 +252,6 @@ class Store:
         """Return the span records stored with a run (microseconds), or None."""
         rows = self._read("SELECT timeline FROM runs WHERE run_id = ?", run_id)
         return picture(rows[0][0]) if rows else None
-
-    def with_timeline(self) -> set[str]:
-        """Return the ids of all runs with stored spans."""
-        return {run_id for (run_id,) in self._read(
-            "SELECT run_id FROM runs WHERE timeline IS NOT NULL")}  # fmt: skip
 
     def timelines(self, run_ids: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
         """Return stored spans by run id, without instants, for the runs that have any."""

@@ -61,10 +61,7 @@ class Planned:
             found = self._inputs(spec)
             # Memory depends on the prompts by the length of the longest alone.
             alike = spec.model_dump_json(exclude={"seed", "workload"})
-            self._once(
-                ("memory", alike, found.longest),
-                lambda: memory_of(spec, found.system, found.weights.full, found.longest) and None,
-            )
+            self._once(("memory", alike, found.longest), lambda: _check_memory(spec, found))
         except MoeBenchError as error:
             return str(error)
         return None
@@ -121,6 +118,11 @@ class Planned:
         if isinstance(found, MoeBenchError):
             raise found.with_traceback(None)
         return found
+
+
+def _check_memory(spec: RunSpec, found: _Inputs) -> None:
+    """Refuse a cell whose weights and longest text do not fit into memory."""
+    memory_of(spec, found.system, found.weights.full, found.longest)
 
 
 def _is_shared(spec: RunSpec) -> bool:

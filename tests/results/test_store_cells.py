@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from moebench.results import metrics
+from moebench.results import store as results_store
 from moebench.results.metrics import Metric, shown
 from moebench.results.samples import TokenSample, write_samples
 from moebench.results.schema import SCHEMA_VERSION, STEPS, view
-from moebench.results.store import BATCH, Store
+from moebench.results.store import Store
 from tests.results.documents import SPAN, document
 
 SPEC = {"system": "smoe", "setting": "S3", "batch": 1}
@@ -104,11 +105,15 @@ def test_measurements_of_one_cell_are_runs_of_their_own(store: Store) -> None:
     assert store.finished(["local", "other"]) == {"local": "second"}
 
 
-def test_many_cells_are_asked_for_at_once(store: Store) -> None:
-    for n in range(3):
-        store.put(document(f"run{n}"))
-    asked = [*(f"absent{n}" for n in range(3 * BATCH)), "run2", "run0"]
-    assert store.finished(asked) == {"run2": "run2", "run0": "run0"}
+def test_many_cells_are_asked_for_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_store, "BATCH", 2)
+    ids = [f"run{n}" for n in range(5)]
+    for run_id in ids:
+        store.put(document(run_id), [SPAN])
+    assert store.finished(["absent", *reversed(ids)]) == dict(zip(ids, ids, strict=True))
+    assert [run["run_id"] for run in store.runs()] == ids
+    assert {cell.run_id for cell in store.cells_of(ids[1:])} == {*ids[1:]}
+    assert store.timelines(ids[:3]) == {key: [SPAN] for key in ids[:3]}
 
 
 def test_wall_times_are_those_of_the_systems_to_run(store: Store) -> None:
@@ -118,6 +123,11 @@ def test_wall_times_are_those_of_the_systems_to_run(store: Store) -> None:
         one["provenance"]["wall_s"] = 10.0 + number
         store.put(one | ({"evaluation": {}} if number == 2 else {}))
     assert [(s["system"], t) for s, t in store.wall_times({"daop"})] == [("daop", 11.0)]
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("INSERT INTO runs (run_id, created, system, spec, document) "
+                   "VALUES ('bad', '2026', 'daop', '{}', '{')")  # fmt: skip
+        db.commit()
+    assert [t for _, t in store.wall_times({"daop"})] == [11.0]
     found = sorted((s["system"], t) for s, t in store.wall_times({"gpu-only"}))
     assert found == [("daop", 11.0), ("smoe", 10.0)]
 
