@@ -236,6 +236,18 @@ def column(table: TextTable, header: str) -> list[str]:
     return [row[table.headers.index(header)] for row in table.rows]
 
 
+def test_runs_of_one_system_still_name_it_in_each_row() -> None:
+    """What was chosen and is equal is said once above; ids, systems and figures never are."""
+    table = runs_table([run("one"), run("two")], "runs")
+    assert {"run", "system", "TPOT (ms)", "score (%)"} <= {*table.headers}
+    assert "setting" not in table.headers
+    assert "setting S3" in table.said
+    assert "system" not in table.said
+    assert {"setting", "run"} <= {*runs_table([run("one"), run("two")], "runs", once=False).headers}
+    alone = runs_table([run("one")], "runs")
+    assert "setting" in alone.headers
+
+
 def test_rows_show_whatever_distinguishes_them() -> None:
     runs = [
         run("a", overrides={"evict": "lru", "alpha": "0.25"}),

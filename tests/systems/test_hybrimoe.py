@@ -13,7 +13,13 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.substrate.terms import Lookahead
 from moebench.substrate.traces.passes import TracedModel
-from moebench.systems.hybrimoe import HybriMoE, ImpactDriven, MakespanSchedule, MinusRecentScore
+from moebench.systems.hybrimoe import (
+    HybriMoE,
+    ImpactDriven,
+    MakespanSchedule,
+    MinusRecentScore,
+    expected,
+)
 from moebench.systems.options import build
 from moebench.systems.policies.makespan import Times, schedule
 from moebench.systems.policies.predict import NextGates
@@ -132,6 +138,15 @@ def test_the_greatest_saving_is_fetched_first_and_the_others_are_weighed_again()
 def test_of_equal_impacts_the_nearest_layers_and_the_best_scored():
     found = prefetched({1: [(5, 3, 1)], 2: [(3, 4, 5)]})
     assert found[:2] == [(1, 5), (2, 3)]
+
+
+def test_of_equal_scores_the_lowest_experts_are_expected():
+    """More than a sort without order keeps in order by itself."""
+    assert list(expected(np.zeros((1, 300)), 4)) == [0, 1, 2, 3]
+    scores = np.tile([0.0, 1.0], 150)[None]
+    assert list(expected(scores, 3)) == [1, 3, 5]
+    both = expected(np.concatenate([scores, scores]), 2)
+    assert both == {1: 2, 3: 2}
 
 
 def test_what_saves_nothing_is_not_fetched():

@@ -1,6 +1,7 @@
 """Expansion of a sweep's file into cells, and refusals of invalid files."""
 
 import math
+import shutil
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from moebench.harness.sweep.estimate import LIVE_S, START_S, estimate
 from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError, UsageError
+from moebench.substrate.traces.catalogue import SHIPPED
 from moebench.systems.options import build, describe
 from moebench.systems.registry import DECISIONS, SYSTEMS
 from tests.harness.commands import call
@@ -212,6 +214,19 @@ def test_the_routing_sweep_needs_neither_recordings_nor_other_weights() -> None:
         for setting in ("S1", "S2", "S3", "D1", "F1")
         for routing in ("model", "drawn")
     }
+
+
+def test_a_trace_of_each_cell_replaces_what_it_says_itself(tmp_path: Path) -> None:
+    shutil.copytree(SHIPPED / "qwen2-57b-a14b__arithmetic", tmp_path / "qwen2-57b-a14b__arithmetic")
+    place = {"trace": f"{tmp_path}/{{model}}__{{workload}}", "few_shot": 2, "batch": 1}
+    found = cells(place, product={"system": ["moe-ondemand", "smoe"], "cache_ratio": [0.3, 0.5]})
+    traced = {"trace": str(tmp_path / "qwen2-57b-a14b__arithmetic"), "setting": "S3"}
+    assert found == [
+        resolve(None, system=name, cache_ratio=ratio, prompts=1, new_tokens=3, **traced)
+        for name in ("moe-ondemand", "smoe")
+        for ratio in (0.3, 0.5)
+    ]
+    assert {one.workload for one in found} == {"arithmetic"}
 
 
 def test_the_standard_sweep_says_how_to_record_its_traces() -> None:
