@@ -299,7 +299,7 @@ def _is_seed(value: object) -> bool:
 
 def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
     chosen = {key: value for key, value in given.items() if key != "set"}
-    if "system" not in chosen:
+    if chosen.get("system") is None:
         raise UsageError("no system: give `system: [smoe, ...]` or --systems smoe,...")
     overrides = given.get("set", {})
     variant = chosen.get("variant", "published")

@@ -216,6 +216,12 @@ def test_the_routing_sweep_needs_neither_recordings_nor_other_weights() -> None:
     }
 
 
+@pytest.mark.parametrize("part", ["common", "product"])
+def test_a_system_that_is_null_is_a_missing_one(part: str) -> None:
+    with pytest.raises(UsageError, match="no system: give"):
+        expand({"common": SMALL, "product": {}} | {part: SMALL | {"system": None}}, None)
+
+
 def test_a_trace_of_each_cell_replaces_what_it_says_itself(tmp_path: Path) -> None:
     shutil.copytree(SHIPPED / "qwen2-57b-a14b__arithmetic", tmp_path / "qwen2-57b-a14b__arithmetic")
     place = {"trace": f"{tmp_path}/{{model}}__{{workload}}", "few_shot": 2, "batch": 1}
