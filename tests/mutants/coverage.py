@@ -62,9 +62,9 @@ class Covering:
         """Return the tests that can notice a defect: the mirrored file's first, shortest first.
 
         What an import executes, or what is computed once and kept, is covered by every test that
-        executes a line of the file, or else by those of the mirrored folder: they read what it
-        left.  A line that no test executes in its own process is left to the mirrored file, whose
-        tests may start others.
+        executes a line of the file, or else by those of the nearest mirrored file or folder: they
+        read what it left.  A line that no test executes in its own process is left to the mirrored
+        file, whose tests may start others.
         """
         by_line = self.data.contexts_by_lineno(mutant.file)
         contexts = {one for line in mutant.lines for one in by_line.get(line, ())}
@@ -73,9 +73,10 @@ class Covering:
         found = {_test(one) for one in contexts if one}
         mirrored = _mirrored(mutant.file)
         found |= {test for test in self.seconds if test.partition("::")[0] == mirrored}
-        if not found and by_line:
-            folder = f"{Path(mirrored).parent}/"
-            found = {test for test in self.seconds if test.startswith(folder)}
+        folders = Path(mutant.file).parents if by_line and not found else ()
+        for folder in folders:
+            near = (f"tests/{folder}/", f"{_mirrored(f'{folder}.py')}::")
+            found = found or {test for test in self.seconds if test.startswith(near)}
         return sorted(
             found & self.seconds.keys(),
             key=lambda test: (not test.startswith(f"{mirrored}::"), self.seconds[test], test),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 KINDS = (
     "comparison", "arithmetic", "constant", "condition", "removed statement", "removed argument",
@@ -29,8 +29,9 @@ _CALCULATED = {
 _OPPOSITE = {"min": "max", "max": "min", "any": "all", "all": "any", "floor": "ceil",
              "ceil": "floor", "argmin": "argmax", "argmax": "argmin"}  # fmt: skip
 
-#: Arguments whose absence no result shows: they guard, describe or format.
-_GUARDS = {"strict", "encoding", "stacklevel", "help", "flush", "metavar", "about", "said", "title"}
+#: Arguments whose absence or other value no result shows: they guard, describe or format.
+_GUARDS = {"strict", "encoding", "stacklevel", "help", "flush", "metavar", "about", "said", "title",
+           "timeout", "timespec"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class _Finder:
         if isinstance(node, ast.If | ast.While):
             text = f"not ({self._segment(node.test)})"
             yield self._at(head, "condition", node.test, text)
-        if isinstance(node, ast.Return) and not _is_constant(node.value):
+        if isinstance(node, ast.Return) and not _is_nothing(node.value):
             yield self._at(head, "returned value", node.value, "None")
         if isinstance(node, ast.AugAssign):
             yield from self._operator(head, node.op, node.target, node.value, "=")
@@ -158,7 +159,10 @@ class _Finder:
                         yield one.context_expr
 
     def _expressions(self, root: ast.expr, head: _Head) -> Iterator[Mutant]:
+        guards = {one.value for one in ast.walk(root) if _is_guard(one)}
         for node in ast.walk(root):
+            if node in guards:
+                continue
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]
                 for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
@@ -189,7 +193,7 @@ class _Finder:
                 text = self._segment(second) + gap + self._segment(first)
                 yield self._at(head, "order", first, text, end=self._end(second))
         for n, keyword in enumerate(node.keywords):
-            if keyword.arg is None or keyword.arg in _GUARDS:
+            if keyword.arg is None or _is_guard(keyword):
                 continue
             start, end = self._start(keyword), self._end(keyword)
             if n + 1 < len(node.keywords):
@@ -269,8 +273,13 @@ def _is_text_value(node: ast.AST) -> bool:
     )
 
 
-def _is_constant(node: ast.expr | None) -> bool:
-    return node is None or (isinstance(node, ast.Constant) and node.value is None)
+def _is_nothing(node: ast.expr | None) -> bool:
+    """Return whether a returned value is None, or False, for which callers take None, too."""
+    return node is None or (isinstance(node, ast.Constant) and node.value in (None, False))
+
+
+def _is_guard(node: ast.AST) -> TypeGuard[ast.keyword]:
+    return isinstance(node, ast.keyword) and node.arg in _GUARDS
 
 
 def _other_constant(value: object) -> list[str]:

@@ -19,6 +19,7 @@ def total(rows, start=0, *, strict=False):
     """Return a text: 1 < 2."""
     if rows and not start < LIMIT:
         rows.sort(key=len, reverse=True)
+        list(zip(rows, rows, strict=True))
         rows.pop()
         raise ValueError("1 + 1")
     found = start + sum(row * 2.5 for row in rows if row)
@@ -44,9 +45,11 @@ def test_each_kind_of_defect_is_found_where_it_can_be() -> None:
     assert ("and", "or") in found["condition"]
     assert ("row", "not (row)") in found["condition"]
     assert ("strict", "not (strict)") in found["condition"]
+    assert ("True", "False") in found["constant"]  # of reverse, not of the guard strict
+    assert len([one for one in mutants("a.py", SOURCE) if one.text == "False"]) == 1
     assert {("rows.pop()", "pass"), ("found += LIMIT", "pass")} <= found["removed statement"]
     assert {text for _, text in found["removed argument"]} == {""}
-    assert len(found["removed argument"]) == 2
+    assert len(found["removed argument"]) == 2  # not the guard strict
     assert found["returned value"] == {("max(found, -found) if strict else found", "None")}
     assert ("max", "min") in found["order"]
     assert any(before.startswith("rows.sort") for before, _ in found["order"])
@@ -107,13 +110,13 @@ def test_the_tests_that_cover_a_defect_judge_it(project: Path) -> None:
     (place / "test_a.py").write_text(TESTS)
     data = coverage.CoverageData(no_disk=True)
     data.add_lines({"systems/a.py": []})
-    for name, lines in (("sum", [7, 8, 12, 13, 14, 15]), ("other", [8])):
+    for name, lines in (("sum", [7, 8, 13, 14, 15, 16]), ("other", [8])):
         data.set_context(f"tests/systems/test_a.py::test_{name}|run")
         data.add_lines({"systems/a.py": lines})
     seconds = {f"tests/systems/test_a.py::test_{name}": 0.1 for name in ("sum", "nothing")}
     covering = Covering(data, seconds)
     by_text = {(one.line, one.text): one for one in mutants("systems/a.py", SOURCE)}
-    found = judged(project, by_text[14, "-="], SOURCE, covering)
+    found = judged(project, by_text[15, "-="], SOURCE, covering)
     assert (found.outcome, found.by) == ("caught", "tests/systems/test_a.py::test_sum")
     survives = judged(project, by_text[9, ""], SOURCE, covering)  # no line of a test
     assert survives.outcome == "survived"
@@ -126,6 +129,18 @@ def test_the_tests_that_cover_a_defect_judge_it(project: Path) -> None:
     ]  # fmt: skip
     unknown = Mutant("systems/b.py", "order", 1, (1,), False, 0, 1, "")
     assert covering.tests(unknown) == []
+
+
+def test_what_only_an_import_executes_is_judged_by_the_nearest_tests() -> None:
+    data = coverage.CoverageData(no_disk=True)
+    data.add_lines({"systems/deep/a.py": [1]})
+    one = Mutant("systems/deep/a.py", "order", 1, (1,), True, 0, 1, "")
+    near = ["tests/systems/test_deep.py::test_b", "tests/systems/deep/test_b.py::test_b"]
+    far = ["tests/systems/test_c.py::test_c", "tests/systems/test_deeper.py::test_c"]
+    assert set(Covering(data, dict.fromkeys(near + far, 1.0)).tests(one)) == set(near)
+    assert set(Covering(data, dict.fromkeys([*far, "tests/test_d.py::d"], 1.0)).tests(one)) == {
+        *far
+    }
 
 
 def test_a_report_counts_what_is_not_caught() -> None:
