@@ -22,7 +22,7 @@ from moebench.harness.sweep.plan import expand
 from moebench.harness.sweep.planned import Planned
 from moebench.harness.sweep.progress import board
 from moebench.results import intervals
-from moebench.results.document import Document, basis
+from moebench.results.document import Document, basis, dig, score_at_floor, score_of
 from moebench.results.samples import read_samples
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError
@@ -219,13 +219,12 @@ def _loss(document: Document, reference: Document | None, by: By) -> intervals.E
 
 def _floor(reference: Document) -> list[str]:
     """Return a warning if the lossless model's score is no better than chance."""
-    accuracy, chosen = reference["accuracy"], workload(reference["spec"]["workload"])
-    chance = chosen.chance or 0.0
-    if accuracy["score"] > chance + 2 * accuracy["stderr"]:
+    if not score_at_floor(reference):
         return []
+    score, chance = score_of(reference), dig(reference, "accuracy.chance") or 0.0
     return [
-        f"the lossless model scores {accuracy['score']:.1f} % on {chosen.name}, by chance it would "
-        f"be {chance:.1f} %: what a system costs cannot be seen there; give --by kl"
+        f"the lossless model scores {score:.1f} % on {reference['spec']['workload']}, by chance it "
+        f"would be {chance:.1f} %: what a system costs cannot be seen there; give --by kl"
     ]
 
 
