@@ -1,10 +1,12 @@
 """Progress lines in a pipe and their times, on a clock that the test controls."""
 
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 
+from moebench.harness import progress
 from moebench.harness.progress import NAMED_S, SILENT_S, Lines
 from moebench.substrate.progress_events import phase_listener, report_phase
 from tests.harness.commands import call
@@ -117,3 +119,11 @@ def test_a_run_tells_all_of_its_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.code == 0, done.err
     assert set(told) == {"load", "calibrate", "prefill", "decode", "scoring"}
     assert told[:2] == ["load", "calibrate"]
+
+
+def test_a_line_is_due_without_any_work_that_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "TICK_S", 0.001)
+    told = threading.Event()
+    with progress._ticking(told.set):
+        assert told.wait(60)
+    assert not any(thread.name == "progress" for thread in threading.enumerate())

@@ -153,3 +153,12 @@ def test_files_of_a_damaged_run_stay_until_it_is_removed(tmp_path: Path, text: s
     garbage.remove(garbage.find(store).garbage)
     assert f"samples/{RUN}.parquet" not in files(tmp_path)
     assert f"experts/{HASH}-float32.bin" not in files(tmp_path)
+
+
+def test_two_recent_files_beside_an_old_one_are_counted(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    for name in UNWANTED[:2]:
+        os.utime(tmp_path / name)
+    found = garbage.find(store)
+    assert len(found.garbage) == len(UNWANTED) - 2
+    assert found.notes[0].startswith("2 more changed within the last hour")

@@ -273,3 +273,16 @@ def test_a_run_key_needs_plain_json() -> None:
 
 def test_the_lanes_of_stored_spans_are_those_of_the_machine() -> None:
     assert {lane.value for lane in Lane} == LANES
+
+
+def test_compacting_gives_the_space_of_removed_runs_back(store: Store) -> None:
+    for n in range(20):
+        store.put(document(f"{n:012x}", notes=["x" * 50_000]))
+    full = store.path.stat().st_size
+    store.remove([f"{n:012x}" for n in range(19)])
+    assert store.path.stat().st_size == full
+    store.compact()
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert store.path.stat().st_size < full / 4
+    assert store.ids() == [f"{19:012x}"]

@@ -189,3 +189,13 @@ def test_advice_without_a_match_states_distance_to_the_nearest():
     assert sentence(rank([], Demand(60, None), {}), Demand(60, None), "kl") == (
         "No system could be run here."
     )
+
+
+def test_the_fastest_of_those_that_meet_the_demand_is_named_beside_the_best():
+    found = rank(
+        [one("smoe", 55, 0.001, 0.3), one("daop", 45, 0.002), one("finemoe", 50, 0.003)],
+        Demand(60, None), {},
+    )  # fmt: skip
+    said = sentence(found, Demand(60, None), "kl")
+    assert said.startswith("Use smoe at α 0.3")
+    assert "The fastest, daop, takes 45 ms a token" in said

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from moebench.substrate.models.catalogue import scale_names
 from moebench.systems.registry import SYSTEMS
 from tests.harness.commands import SCALE_MODEL, call
 
@@ -37,3 +38,9 @@ def test_list_settings_says_what_runs_at_once() -> None:
     rows = {row["setting"]: row for row in call("list", "settings", "--json").json}
     assert rows["S3"]["runs"] == "yes"
     assert rows["S3"]["model"] == SCALE_MODEL
+
+
+def test_models_that_ship_a_scale_model_are_named() -> None:
+    rows = {row["model"]: row["scale_model"] for row in call("list", "models", "--json").json}
+    assert {name for name, ships in rows.items() if ships == "ships"} == set(scale_names())
+    assert {ships for name, ships in rows.items() if name not in scale_names()} == {None}

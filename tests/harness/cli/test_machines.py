@@ -66,3 +66,10 @@ def test_diff_knows_units(here: Path) -> None:
 def test_an_unknown_machine_is_one_line(here: Path) -> None:
     assert "unknown machine" in refused("machines", "show", "nope")
     assert "unknown machine" in refused("machines", "diff", "a6000", "nope")
+
+
+def test_diff_as_text_has_a_column_for_each_profile(here: Path) -> None:
+    said = call("machines", "diff", "a100", "h100")
+    header, *rows = said.out.splitlines()
+    assert header.split("\t") == ["field", "a100", "h100", "ratio"]
+    assert said.err.startswith(f"{len(rows)} of ")

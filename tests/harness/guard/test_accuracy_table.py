@@ -42,3 +42,16 @@ def test_invalid_options_are_refused_in_one_line(arguments: tuple[str, ...], say
     called = table(*arguments)
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert says in called.err
+
+
+def test_a_table_that_cannot_be_written_is_refused_before_anything_runs() -> None:
+    Path("taken").mkdir()
+    called = table("--alphas", "0", "--out", "taken")
+    assert called.code == 2
+    assert "--out" in called.err
+    assert not Path(".moebench").exists()
+
+
+def test_answers_to_single_questions_are_in_the_table_and_nowhere_else() -> None:
+    assert table("--alphas", "0").code == 0
+    assert not Path(".moebench/samples").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebench.harness.machines.calibrate import _by_kind, _error, _gaps, _in_decode, _point
+from moebench.harness.machines.calibrate import _alike, _by_kind, _error, _gaps, _in_decode, _point
 from moebench.substrate.machines.measured_times import Measured, Point
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.timeline import Span
@@ -85,3 +85,10 @@ def test_the_error_is_that_of_a_token_s_parts():
         spans += [span(kind, at, 10, rows) for kind, rows in token[:2]]
         spans.append(span(OpKind.HEAD, at + 200, 100))
     assert _error(measured, spans) == pytest.approx(325 / 300 - 1)
+
+
+def test_operations_of_one_kind_and_equal_rows_are_alike():
+    one = Op(OpKind.EXPERT, 0, (1, 1), experts=(2, 3))
+    assert _alike(one) == _alike(Op(OpKind.EXPERT, 5, (1, 1), experts=(0, 7)))
+    assert _alike(one) != _alike(Op(OpKind.EXPERT, 0, (2, 1), experts=(2, 3)))
+    assert _alike(one) != _alike(Op(OpKind.LOAD, 0, (1, 1), experts=(2, 3)))

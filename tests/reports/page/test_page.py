@@ -266,3 +266,29 @@ def test_no_run_says_how_to_make_one(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written: Is a directory"):
         render(Contents(RUNS), tmp_path)
+
+
+def test_every_system_with_a_row_has_a_colour_and_a_shape(tmp_path: Path) -> None:
+    data = made(tmp_path, Contents(compared())).data
+    rows = [row for view in data["views"] for row in view["rows"] if "missing" not in row]
+    assert {row["base"] for row in rows} == {"smoe", "lru", "slow"}
+    assert set(data["shapes"]) == {row[key] for row in rows for key in ("base", "line")}
+
+
+def test_tables_that_differ_in_the_devices_memory_alone_share_a_chart(tmp_path: Path) -> None:
+    runs = [one for one in compared() if one["spec"]["setting"] == "S1"]
+    more = [
+        run(f"more-{n}", **one["spec"], device_memory_gib=24) | {"metrics": one["metrics"]}
+        for n, one in enumerate(runs)
+    ]
+    other = [
+        run(f"other-{n}", **one["spec"], software="lean") | {"metrics": one["metrics"]}
+        for n, one in enumerate(runs)
+    ]
+    tables = made(tmp_path, Contents([*runs, *more, *other])).data["views"][0]["tables"]
+    by_batch = {
+        batch: sorted(table["overRatio"] for table in tables if table["batch"] == batch)
+        for batch in (1, 3)
+    }
+    assert [len(set(series)) for series in by_batch.values()] == [2, 2]
+    assert not set(by_batch[1]) & set(by_batch[3])

@@ -362,3 +362,8 @@ def test_hits_of_an_independent_cache_library() -> None:
     assert sum(map(sum, steps)) == 58599
     assert lru_hits(steps, 16) == 1272
     assert lfu_hits(steps, 16) == 1022
+
+
+def test_a_text_without_decoded_tokens_is_left_out_of_the_similarity() -> None:
+    decoded, not_decoded = one_layer((0,), (0,), prefill=1), one_layer((0,), (1,), prefill=2)
+    assert prefill_decode_similarity([decoded, not_decoded], 2) == 1

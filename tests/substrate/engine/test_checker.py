@@ -161,3 +161,10 @@ def test_common_work_where_its_weights_are_not():
         check_order(divided().spans, ("device", "stream"), [(3,), ()])
     with pytest.raises(AssertionError):
         check_order(divided().spans, ("host", "device"), [(3,), ()])
+
+
+def test_a_write_back_over_another_lane():
+    ran = exchanged()
+    the(ran, OpKind.WRITE_BACK).lane = Lane.H2D
+    with pytest.raises(AssertionError, match="written back over another lane"):
+        check(ran, writes_back=True)

@@ -452,3 +452,13 @@ def test_a_limit_is_a_share_of_the_card(monkeypatch):
     Cuda().limit(20)
     Cuda().limit(100)
     assert shares == [0.25, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("built", "why"), [(None, "this torch is built without CUDA"), ("13.0", "torch finds no card")]
+)
+def test_without_a_card_the_reason_is_said(built, why, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    with pytest.raises(UsageError, match=f"^--device cuda: {why}; give --device cpu"):
+        Cuda()

@@ -219,3 +219,20 @@ def test_files_beside_the_weights_come_along(directories, tmp_path):
     out = import_checkpoint(source, tmp_path / "out", "fp32").path
     for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
         assert Path(out / name).read_text() == (source / name).read_text()
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_every_record_is_checked_when_it_is_first_read(together, directories, tmp_path):
+    out = import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+    store = every_expert(out, torch.float32)._store
+    first, second = out.shape.moe_layers[:2]
+    with store.path.open("r+b") as file:
+        file.seek(store.offset(second, 2))
+        file.write(b"damaged")
+    experts = every_expert(open_checkpoint(out.path), torch.float32)
+    for expert in range(out.shape.num_experts):
+        experts.matrices(first, expert)
+    experts.matrices(second, 1)
+    read = experts.stacked if together else lambda layer, some: experts.matrices(layer, some[0])
+    with pytest.raises(CheckpointError, match=f"layer {second} expert 2"):
+        read(second, [2, 1, *range(3, out.shape.num_experts)])

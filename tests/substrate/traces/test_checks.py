@@ -5,7 +5,7 @@ import pytest
 
 from moebench.substrate.errors import InputError
 from moebench.substrate.traces import checks
-from moebench.substrate.traces.checks import check_experts, check_range, check_scores
+from moebench.substrate.traces.checks import check_array, check_experts, check_range, check_scores
 
 
 def test_scores_may_be_zero_and_no_less():
@@ -40,3 +40,17 @@ def test_a_range_has_both_of_its_ends():
     for wrong in ([0, 2], [-1, 0]):
         with pytest.raises(InputError, match="phase"):
             check_range("t", "phase", np.array(wrong), 0, 1)
+
+
+@pytest.mark.parametrize(("name", "values"), [
+    ("phase", np.array([0, 2])), ("ids", np.array([[[7]]])), ("scores", np.array([[np.nan]])),
+    ("predicted_1", np.array([[np.inf]])), ("ids", np.array([[[0.5]]])), ("scores", np.array([1])),
+])  # fmt: skip
+def test_what_is_wrong_names_the_file_and_then_the_array(name, values):
+    with pytest.raises(InputError, match=f"^trace/arrays: {name} "):
+        check_array("trace/arrays", name, values, 4)
+
+
+def test_only_predictions_may_be_missing():
+    check_array("t", "predicted_1", np.array([[np.nan]]), 4)
+    check_array("t", "scores", np.array([[0.5]]), 4)

@@ -1,5 +1,6 @@
 """Written GGUF files: llama.cpp's logits equal Transformers' (or the decoder's)."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,25 @@ def test_rows_of_rotated_pairs_stand_side_by_side() -> None:
     # Two heads of four rows: 0 and 2 are a pair, 1 and 3.
     weight = torch.arange(8.0)[:, None]
     assert _neighbours(weight, 4).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_tokens_of_a_byte_level_vocabulary(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed: make native")
+    path = make_checkpoint(tmp_path / "olmoe", "olmoe", **CHANGES["olmoe"])
+    checkpoint = Checkpoint(path)
+    ordinary = {"a": 0, "b": 1, "ab": 2}
+    (path / "tokenizer.json").write_text(json.dumps({
+        "model": {"type": "BPE", "vocab": ordinary, "merges": [["a", "b"]]},
+        "added_tokens": [{"id": 4, "content": "<end>"}],
+    }))  # fmt: skip
+    reader = gguf.GGUFReader(write_gguf(checkpoint, tmp_path / "model.gguf"))
+    read = {name: reader.get_field(f"tokenizer.ggml.{name}").contents() for name in (
+        "tokens", "token_type", "merges", "eos_token_id", "model",
+    )}  # fmt: skip
+    size = checkpoint.shape.vocab_size
+    assert read["tokens"] == ["a", "b", "ab", "<unused3>", "<end>"] + [
+        f"<unused{n}>" for n in range(5, size)
+    ]
+    normal, control, unused = 1, 3, 5  # gguf's numbers
+    assert read["token_type"] == [normal] * 3 + [unused, control] + [unused] * (size - 5)
+    assert (read["merges"], read["eos_token_id"], read["model"]) == (["a b"], 4, "gpt2")
