@@ -8,8 +8,8 @@ from moebench.harness.advise.runs import _floor
 @pytest.mark.parametrize(
     ("score", "stderr", "chance", "warned"),
     [
-        (40.0, 8.0, 25.0, True),  # four options: a quarter by chance
-        (41.5, 8.0, 25.0, False),
+        (44.3, 8.0, 25.0, True),  # guessing has a standard error of 9.68
+        (44.4, 8.0, 25.0, False),
         (0.0, 0.0, None, True),
         (20.0, 9.0, None, False),
         (None, None, None, False),
