@@ -33,7 +33,8 @@ def picture(evidence: Evidence) -> Exhibit:
             for run in evidence.runs(PAIR)]  # fmt: skip
     return Exhibit(
         id="smoe-fig-1", place="Fig. 1", title="TPOT", form="bars",
-        x=Axis(field="system", title="system"), y=Axis(field="ms", title="ms"), rows=rows, badge="estimate",
+        x=Axis(field="system", title="system"), y=Axis(field="ms", title="ms"), rows=rows,
+        badge="estimate",
     )  # fmt: skip
 
 
