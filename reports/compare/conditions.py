@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from moebench.results.document import Document, dig, model_of, routing_of, system_of
 from moebench.results.spec import OPTIONS, Option
+from moebench.substrate.models.catalogue import model_names, model_shape
 
 
 class Condition(NamedTuple):
@@ -34,6 +35,37 @@ class Condition(NamedTuple):
 
 def _gigabytes(count: int | None) -> str:
     return "?" if count is None else f"{count / 1e9:.2f} GB"
+
+
+#: Text of a host memory that holds all weights: how much larger it is changes nothing.
+ROOMY = "all weights"
+
+
+def _host_memory(run: Document) -> str:
+    """Return the offered host memory as text, or `ROOMY` if no system could need the disk.
+
+    Free memory of a computer differs from run to run.
+    """
+    offered, needed = dig(run, "memory.offered_host_bytes"), _weight_bytes(run)
+    fits = offered is not None and needed is not None and needed <= offered
+    return ROOMY if fits else _gigabytes(offered)
+
+
+def _weight_bytes(run: Document) -> int | None:
+    """Return at least the bytes of all weights as the run stored them; None if unknown.
+
+    Non-expert weights of a model that is not in the catalogue, and of a scale model that was timed,
+    are taken to be as large as the experts.
+    """
+    slots, ratio = dig(run, "spec.slots"), dig(run, "spec.cache_ratio")
+    record = dig(run, "memory.expert_bytes")
+    if not (slots and ratio and record):
+        return None
+    experts, model = round(slots / ratio) * record, run["spec"].get("model")
+    full_size = run["simulated"] or run["spec"].get("weights") is not None
+    if model not in model_names() or not full_size:
+        return int(2 * experts)
+    return int(experts + model_shape(model).common_bytes(run["spec"]["precision"]))
 
 
 def _expert_precision(run: Document) -> str:
@@ -69,8 +101,7 @@ def condition_of(option: Option) -> Condition:
 _FIRST = (
     Condition("device-memory", lambda run: dig(run, "memory.offered_device_bytes"), _gigabytes,
               instead_of="device_memory_gib"),
-    Condition("host-memory", lambda run: dig(run, "memory.offered_host_bytes"), _gigabytes,
-              instead_of="free_host_gb"),
+    Condition("host-memory", _host_memory, default=ROOMY, instead_of="free_host_gb"),
     Condition("expert-precision", _expert_precision, instead_of="expert_dtype"),
 )  # fmt: skip
 _LAST = (
@@ -194,7 +225,8 @@ def newest(runs: Iterable[Document]) -> tuple[list[Document], list[Document]]:
     alike: dict[str, list[Document]] = {}
     for run in runs:
         spec = {key: value for key, value in run["spec"].items() if key != "options"}
-        text = json.dumps([spec, run.get("memory")], sort_keys=True, default=str)
+        offered = [condition.of(run) for condition in _FIRST[:2]]
+        text = json.dumps([spec, offered], sort_keys=True, default=str)
         alike.setdefault(text, []).append(run)
     kept: list[Document] = []
     older: list[Document] = []

@@ -2,6 +2,7 @@
 
 import pytest
 
+from moebench.harness.stage import local
 from tests.harness.commands import call, refused, run
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -91,3 +92,25 @@ def test_compare_puts_systems_beside_each_other_and_refuses_what_is_not_fair():
     (table,) = call("compare", "--systems", "smoe,moe-ondemand", "--json").json
     assert {row["system"] for row in table["systems"]} == {"smoe alpha=0.25", "moe-ondemand"}
     assert "no such runs" in refused("compare", "--settings", "S1")
+
+
+def test_free_memory_of_this_computer_is_no_condition_while_all_weights_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = ("--machine", "local", "--cache-ratio", "0.5", *TWO)
+    for system, free in (("smoe", 20.24e9), ("moe-ondemand", 20.56e9)):
+        monkeypatch.setattr(local, "available_bytes", lambda free=int(free): free)
+        run(system, *ours)
+    found = call("compare", "smoe", "moe-ondemand", "--json")
+    assert found.code == 0, found.err
+    assert [each["workload"] for each in found.json] == ["arithmetic"]
+    (table,) = call("compare", "--json").json
+    assert {row["system"].split(" ")[0] for row in table["systems"]} == {"smoe", "moe-ondemand"}
+    assert table["conditions"]["host-memory"] == "all weights"
+
+
+def test_memory_in_which_not_all_weights_fit_is_a_condition() -> None:
+    run("smoe", *TWO, "--free-host-gb", "64")
+    run("moe-ondemand", *TWO, "--free-host-gb", "48")
+    line = refused("compare", "smoe", "moe-ondemand")
+    assert "differ in host-memory 64.00 GB and 48.00 GB" in line

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.reports.compare.conditions import CONDITIONS
+from moebench.reports.compare.conditions import CONDITIONS, conditions_of
 from moebench.reports.compare.tables import Comparison, comparisons, matrix, refuse_mixtures
 from moebench.reports.compare.text import MARK, document, said, text_table
 from moebench.reports.text import markdown
@@ -339,3 +339,24 @@ def test_every_option_that_is_a_condition_is_compared() -> None:
     found = {one.name if one.name in compared else one.flag.removeprefix("--") for one in options}
     assert found == set(compared)
     assert len(compared) == len(options)
+
+
+@pytest.mark.parametrize(
+    ("host_gb", "model", "simulated", "text"),
+    [
+        # 1792 experts of 55.05 MB are 98.65 GB, non-expert weights of the model 16.2 GB.
+        (115, "qwen2-57b-a14b", True, "all weights"),
+        (114, "qwen2-57b-a14b", True, "114.00 GB"),
+        # Of other models the non-expert weights are not known: taken as large as the experts.
+        (198, "./own.json", True, "all weights"),
+        (197, "./own.json", True, "197.00 GB"),
+        (197, "qwen2-57b-a14b", False, "197.00 GB"),
+    ],
+)
+def test_host_memory_is_a_condition_where_weights_might_not_fit(
+    host_gb: int, model: str, simulated: bool, text: str
+) -> None:
+    memory = {"expert_bytes": 55_050_240, "offered_host_bytes": host_gb * GB}
+    one = ran("a", 1.0, memory, model=model, slots=516, cache_ratio=0.287946)
+    assert conditions_of(one | {"simulated": simulated})["host-memory"] == text
+    assert conditions_of({**one, "memory": {}})["host-memory"] == "?"
