@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from moebench.results.document import Document, dig, model_of, routing_of, system_of
 from moebench.results.spec import OPTIONS, Option
-from moebench.substrate.models.catalogue import model_names, model_shape
 
 
 class Condition(NamedTuple):
@@ -51,21 +50,20 @@ def _host_memory(run: Document) -> str:
     return ROOMY if fits else _gigabytes(offered)
 
 
-def _weight_bytes(run: Document) -> int | None:
-    """Return at least the bytes of all weights as the run stored them; None if unknown.
+#: Non-expert weights take at most this share of the experts' bytes in every model of the catalogue,
+#: and at most all of them where only the experts are quantised.
+COMMON_SHARE, COMMON_SHARE_QUANTISED = 0.25, 1.0
 
-    Non-expert weights of a model that is not in the catalogue, and of a scale model that was timed,
-    are taken to be as large as the experts.
-    """
+
+def _weight_bytes(run: Document) -> int | None:
+    """Return at least the bytes of all weights as the run stored them; None if unknown."""
     slots, ratio = dig(run, "spec.slots"), dig(run, "spec.cache_ratio")
     record = dig(run, "memory.expert_bytes")
     if not (slots and ratio and record):
         return None
-    experts, model = round(slots / ratio) * record, run["spec"].get("model")
-    full_size = run["simulated"] or run["spec"].get("weights") is not None
-    if model not in model_names() or not full_size:
-        return int(2 * experts)
-    return int(experts + model_shape(model).common_bytes(run["spec"]["precision"]))
+    alike = _expert_precision(run) == run["spec"].get("precision")
+    share = COMMON_SHARE if alike else COMMON_SHARE_QUANTISED
+    return int((1 + share) * round(slots / ratio) * record)
 
 
 def _expert_precision(run: Document) -> str:

@@ -6,12 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.reports.compare.conditions import CONDITIONS, conditions_of
+from moebench.reports.compare.conditions import (
+    COMMON_SHARE,
+    COMMON_SHARE_QUANTISED,
+    CONDITIONS,
+    conditions_of,
+)
 from moebench.reports.compare.tables import Comparison, comparisons, matrix, refuse_mixtures
 from moebench.reports.compare.text import MARK, document, said, text_table
 from moebench.reports.text import markdown
 from moebench.results.spec import OPTIONS
 from moebench.substrate.errors import UsageError
+from moebench.substrate.models.catalogue import model_names, model_shape
 from tests.reports.samples import run
 
 GB = 10**9
@@ -342,21 +348,29 @@ def test_every_option_that_is_a_condition_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host_gb", "model", "simulated", "text"),
+    ("host_gb", "expert_dtype", "text"),
     [
-        # 1792 experts of 55.05 MB are 98.65 GB, non-expert weights of the model 16.2 GB.
-        (115, "qwen2-57b-a14b", True, "all weights"),
-        (114, "qwen2-57b-a14b", True, "114.00 GB"),
-        # Of other models the non-expert weights are not known: taken as large as the experts.
-        (198, "./own.json", True, "all weights"),
-        (197, "./own.json", True, "197.00 GB"),
-        (197, "qwen2-57b-a14b", False, "197.00 GB"),
+        # 1792 experts of 55.05 MB are 98.65 GB, and the other weights a quarter of that at most.
+        (124, None, "all weights"),
+        (123, None, "123.00 GB"),
+        # Of quantised experts, as much as that.
+        (198, "int4", "all weights"),
+        (197, "int4", "197.00 GB"),
     ],
 )
 def test_host_memory_is_a_condition_where_weights_might_not_fit(
-    host_gb: int, model: str, simulated: bool, text: str
+    host_gb: int, expert_dtype: str | None, text: str
 ) -> None:
     memory = {"expert_bytes": 55_050_240, "offered_host_bytes": host_gb * GB}
-    one = ran("a", 1.0, memory, model=model, slots=516, cache_ratio=0.287946)
-    assert conditions_of(one | {"simulated": simulated})["host-memory"] == text
+    one = ran("a", 1.0, memory, expert_dtype=expert_dtype, slots=516, cache_ratio=0.287946)
+    assert conditions_of(one)["host-memory"] == text
     assert conditions_of({**one, "memory": {}})["host-memory"] == "?"
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_non_expert_weights_are_a_small_share_in_every_model(name: str) -> None:
+    shape = model_shape(name)
+    count = len(shape.moe_layers) * shape.num_experts
+    common = shape.common_bytes("bf16")
+    assert common <= COMMON_SHARE * count * shape.expert_bytes("bf16")
+    assert common <= COMMON_SHARE_QUANTISED * count * shape.expert_bytes("int4")
