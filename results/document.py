@@ -38,8 +38,28 @@ def dig(document: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+def tpot_effects(run: Document) -> dict[str, tuple[float, float]]:
+    """Return the named numbers of the profile with the share by which each moves a run's TPOT.
+
+    Returns:
+        By the number's name, the change at the low and at the high end of its range; the same
+        before and after `without_details`.
+    """
+    kept: dict[str, tuple[float, float]] | None = dig(run, "interval.effects")
+    if kept is not None:
+        return kept
+    found = {}
+    for one in dig(run, "interval.fields") or []:
+        if "tpot_ms" in one:
+            low, high = one["tpot_ms"]
+            found[str(one["field"])] = (low / 100, high / 100)
+    return found
+
+
 def without_details(document: Document) -> Document:
-    """Remove the `DETAILS` of a document, and return it."""
+    """Remove the `DETAILS` of a document except `tpot_effects`, and return it."""
+    if isinstance(document.get("interval"), dict):
+        document["interval"]["effects"] = tpot_effects(document)
     for path in DETAILS:
         above, _, name = path.rpartition(".")
         part = dig(document, above)
@@ -92,6 +112,12 @@ def basis(run: Document) -> str:
 
 
 # ----------------------------------------------------------------------------- scores
+
+
+def is_lossless(run: Document) -> bool:
+    """Return whether a run's tokens are the lossless model's; earlier documents say it by KL."""
+    stated: bool | None = run.get("lossless")
+    return dig(run, "accuracy.kl") in (None, 0) if stated is None else stated
 
 
 def score_of(run: Document) -> float | None:

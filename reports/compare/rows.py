@@ -1,8 +1,8 @@
 """The rows of a comparison: means over cells, ratios to the fastest, best and second best.
 
 A figure is the mean over cells; repeated measurements of one cell are averaged first.  Intervals
-are Student's, at 95 %, over workloads by seeds, as if these were drawn at random.  They do not
-include a profile's uncertainty, which each run's own interval states.
+are Student's, at 95 %, over workloads by seeds, as if these were drawn at random.  Only the
+interval of a ratio of TPOT includes the profile's uncertainty (`reports.compare.times`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from moebench.reports.compare.conditions import InputSet
-from moebench.results.document import ERRORS, Document, basis, dig, score_at_floor
-from moebench.results.intervals import Interval, mean_interval, ratio_interval
-from moebench.results.metrics import Metric, metric_of, shown
+from moebench.reports.compare.times import Times
+from moebench.results.document import ERRORS, Document, basis, dig, is_lossless, score_at_floor
+from moebench.results.intervals import Interval, mean_interval
+from moebench.results.metrics import Metric, shown
 
 TPOT, RATIO = "tpot_ms", "ratio_best"
 
@@ -43,6 +44,7 @@ class Row(NamedTuple):
         run_ids: ids of its runs, cell by cell.
         differs: conditions, as text, that differ from those of most rows; only with ``--mixed``.
         reference: why it is a bound rather than a competitor; empty for a competitor.
+        lossless: whether every run computed the lossless model's tokens.
         remarks: limits of its scores: at chance level, answers that were cut.
         missing: why there is no run, for a system that is not applicable.
     """
@@ -53,6 +55,7 @@ class Row(NamedTuple):
     run_ids: tuple[str, ...] = ()
     differs: Mapping[str, str] = {}
     reference: str = ""
+    lossless: bool = True
     remarks: tuple[str, ...] = ()
     missing: str = ""
 
@@ -80,7 +83,8 @@ def row_of(
             values[figure.key] = value
     badges = ", ".join(sorted({basis(run) for run in runs}))
     ids = tuple(str(run["run_id"]) for run in runs)
-    return Row(system, values, badges, ids, differs, _reference(runs), _remarks(runs))
+    lossless = all(map(is_lossless, runs))
+    return Row(system, values, badges, ids, differs, _reference(runs), lossless, _remarks(runs))
 
 
 def _reference(runs: Sequence[Document]) -> str:
@@ -116,63 +120,75 @@ def _value(figure: Metric, cells: Sequence[Sequence[Document]]) -> Value | None:
     return Value(fmean(means), len(means), mean_interval(means), stderr)
 
 
-def with_ratios(
-    rows: Sequence[Row], systems: Mapping[str, Mapping[InputSet, Sequence[Document]]]
-) -> list[Row]:
-    """Return the rows with their ratio of TPOT to the fastest competitor's."""
-    timed = [row for row in rows if TPOT in row.values]
+def with_ratios(rows: Sequence[Row], times: Mapping[str, Times]) -> list[Row]:
+    """Return the rows with their ratio of TPOT to the fastest competitor's.
+
+    Args:
+        times: of the systems that have a TPOT, by title.
+    """
+    timed = [row for row in rows if row.system in times]
     racing = [row for row in timed if not row.reference] or timed
     if not racing:
         return list(rows)
     best = min(racing, key=lambda row: (row.values[TPOT].mean, row.system))
-    of = metric_of(TPOT).read
-
-    def by_cell(row: Row) -> dict[InputSet, float]:
-        found = {}
-        for cell, runs in systems[row.system].items():
-            known = [value for run in runs if (value := of(run)) is not None]
-            if known:
-                found[cell] = fmean(known)
-        return found
-
-    under, found = by_cell(best), []
+    found = []
     for row in rows:
-        if TPOT in row.values:
-            over = by_cell(row)
-            paired = over.keys() == under.keys() and row is not best
-            interval = (
-                ratio_interval([over[c] for c in under], [*under.values()]) if paired else None
-            )
-            ratio = row.values[TPOT].mean / best.values[TPOT].mean
-            value = Value(ratio, row.values[TPOT].n, interval)
+        if row.system in times:
+            ratio = times[row.system].over(times[best.system])
+            interval = None if row is best else ratio.interval
+            value = Value(ratio.value, row.values[TPOT].n, interval)
             row = row._replace(values={**row.values, RATIO: value})
         found.append(row)
     return found
 
 
-def marks_of(rows: Sequence[Row]) -> dict[str, Marks]:
-    """Return best and second best of each figure by its key, without bounds."""
+def ties_of(times: Mapping[str, Times]) -> dict[str, frozenset[str]]:
+    """Return, for each system, the others whose TPOT cannot be told from its own."""
+    found: dict[str, set[str]] = {name: set() for name in times}
+    names = sorted(times, key=lambda name: times[name].mean)
+    for at, fast in enumerate(names):
+        for slow in names[at + 1 :]:
+            if times[slow].over(times[fast]).tied:
+                found[fast].add(slow)
+                found[slow].add(fast)
+    return {name: frozenset(others) for name, others in found.items()}
+
+
+def marks_of(rows: Sequence[Row], ties: Mapping[str, frozenset[str]]) -> dict[str, Marks]:
+    """Return best and second best of each figure by its key, without bounds.
+
+    Args:
+        ties: from `ties_of`; they hold for TPOT and its ratio.
+    """
     found = {}
     for figure in shown("compare"):
         values = {row.system: row.values[figure.key] for row in rows
                   if figure.key in row.values and not row.reference}  # fmt: skip
         if figure.better and len({value.n for value in values.values()}) == 1:
-            places = _places(values, 1 if figure.better == "less" else -1)
+            known = ties if figure.key in (TPOT, RATIO) else None
+            places = _places(values, 1 if figure.better == "less" else -1, known)
             if len(places) > 1:
                 found[figure.key] = Marks(places[0], places[1] if len(values) > 2 else frozenset())
     return found
 
 
-def _places(values: Mapping[str, Value], sign: int) -> list[frozenset[str]]:
+def _places(
+    values: Mapping[str, Value], sign: int, ties: Mapping[str, frozenset[str]] | None
+) -> list[frozenset[str]]:
     """Rank systems, best first; a system that cannot be told from the first of a rank shares it."""
     places: list[list[str]] = []
     for system in sorted(values, key=lambda name: sign * values[name].mean):
-        value = values[system]
-        first = values[places[-1][0]] if places else None
-        if first is None or _differ(first, value):
-            places.append([system])
+        first = places[-1][0] if places else None
+        if first is None:
+            tied = False
+        elif ties is None:
+            tied = not _differ(values[first], values[system])
         else:
+            tied = system in ties[first]
+        if tied:
             places[-1].append(system)
+        else:
+            places.append([system])
     return [frozenset(place) for place in places]
 
 

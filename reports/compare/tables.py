@@ -24,7 +24,17 @@ from moebench.reports.compare.conditions import (
     place_of,
     title_of,
 )
-from moebench.reports.compare.rows import RATIO, TPOT, Marks, Row, marks_of, row_of, with_ratios
+from moebench.reports.compare.rows import (
+    RATIO,
+    TPOT,
+    Marks,
+    Row,
+    marks_of,
+    row_of,
+    ties_of,
+    with_ratios,
+)
+from moebench.reports.compare.times import Times
 from moebench.results.document import Document
 from moebench.substrate.errors import UsageError
 
@@ -40,6 +50,7 @@ class Comparison(NamedTuple):
         apart: conditions in which it is not comparable with its group's main table, by name: its
             own text and that table's; empty for the main table.
         marks: best and second best by a figure's key, if systems differ in it.
+        ties: for each system with a TPOT, the others that cannot be told from it.
     """
 
     place: ComparisonGroup
@@ -49,6 +60,7 @@ class Comparison(NamedTuple):
     cells: tuple[InputSet, ...]
     rows: tuple[Row, ...]
     marks: Mapping[str, Marks]
+    ties: Mapping[str, frozenset[str]]
 
     @property
     def reason(self) -> str:
@@ -204,7 +216,9 @@ def _table(
         row_of(system, cells, {n: t for n, t in each[system].items() if t != common[n]})
         for system, cells in found.systems.items()
     ]
-    rows = with_ratios(rows, found.systems)
+    times = {row.system: Times.of(found.systems[row.system]) for row in rows if TPOT in row.values}
+    ties = ties_of(times)
+    rows = with_ratios(rows, times)
     slowest = float("inf")
     rows.sort(
         key=lambda row: (row.values[TPOT].mean if TPOT in row.values else slowest, row.system)
@@ -212,8 +226,9 @@ def _table(
     if found is main:
         rows += [row for row in absent if row.system not in found.systems]
     return Comparison(
-        place, place.title, common, apart, tuple(sorted(found.cells)), tuple(rows), marks_of(rows)
-    )
+        place, place.title, common, apart, tuple(sorted(found.cells)), tuple(rows),
+        marks_of(rows, ties), ties,
+    )  # fmt: skip
 
 
 def _conditions(cells: Mapping[InputSet, Sequence[Document]]) -> dict[str, str]:

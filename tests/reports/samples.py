@@ -184,6 +184,7 @@ def compared() -> list[dict[str, Any]]:
 
 def _set_tpot(document: dict[str, Any], ms: float) -> None:
     document["metrics"]["tpot_ms"]["mean"] = ms
+    document["interval"]["tpot_ms"] = {"low": 0.85 * ms, "high": 1.15 * ms}
     document["metrics"]["decoded_tokens"] = 100
     document["metrics"]["decode"] = {
         "lanes": {"device": 1000.0, "h2d": 2000.0},

@@ -39,6 +39,7 @@ def ran(system: str, tpot_ms: float, memory: dict[str, int] | None = None, **spe
             "bytes_h2d": 500 * GB, "bytes_disk": 0,
         },
     }  # fmt: skip
+    one["interval"]["tpot_ms"] = {"low": 0.85 * tpot_ms, "high": 1.15 * tpot_ms}
     return one | {"memory": MEMORY | (memory or {})}
 
 

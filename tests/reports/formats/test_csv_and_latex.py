@@ -55,6 +55,7 @@ def test_csv_has_every_field_of_a_spec(tmp_path: Path) -> None:
 def test_comparisons_say_what_they_are_of_and_who_is_best(tmp_path: Path) -> None:
     runs = [run("a"), run("b", system="lru")]
     runs[1]["metrics"]["tpot_ms"]["mean"] = 100.0
+    runs[1]["interval"]["tpot_ms"] = {"low": 85.0, "high": 115.0}
     _, file = write_csv(runs, report(runs), tmp_path)
     best, other = read(file)
     assert (best["system"], best["tpot_ms.place"], best["ratio_best"]) == ("smoe", "1", "1.0")
