@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from moebench.reports.compare.conditions import lacks
+from moebench.reports.compare.conditions import NO_SETTINGS, Settings, lacks
 from moebench.reports.compare.tables import Comparisons, comparisons, matrix
 from moebench.reports.compare.text import text_table as comparison_table
 from moebench.reports.sections import accuracy, claims, evaluations, failures
@@ -17,8 +17,8 @@ from moebench.results.store import Cell
 COMPARED = (
     "× best: TPOT over that of the fastest system, bounds excluded. × bound: TPOT over the least "
     "that machine and routing allow with the system's own slots. Figures are means over workloads "
-    "and seeds; best and second best are marked where systems differ, scores only beyond two "
-    "standard errors."
+    "and seeds; best and second best are marked where systems differ: TPOT beyond the interval of "
+    "the ratio, scores beyond two standard errors."
 )
 INTERVALS = (
     "In brackets: 95 % intervals of the mean by Student's t, over workloads by seeds as if these "
@@ -46,14 +46,16 @@ class Report(NamedTuple):
 def report(
     runs: Sequence[Document], views: Iterable[accuracy.View] = (), failed: Sequence[Cell] = (),
     reproduced: Sequence[PaperResult] = (), brief: bool = False, intervals: bool = False,
+    settings: Settings = NO_SETTINGS,
 ) -> Report:  # fmt: skip
     """Return the report: comparisons, accuracy, claims, evaluations, single runs and failures.
 
     Args:
         brief: only figures that fit into a terminal.
         intervals: append intervals to means.
+        settings: what each setting of the papers states, by its name.
     """
-    compared = comparisons(runs)
+    compared = comparisons(runs, settings)
     tables = [
         (f"comparison-{table.title}", comparison_table(table, brief, intervals))
         for table in compared.tables

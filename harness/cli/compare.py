@@ -66,7 +66,7 @@ def _show_tables(
         raise UsageError(f"no such runs in {where}; run: moebench sweep standard{in_store(where)}")
     specs = {title_of(run): run["spec"] for run in runs}
     found, left_out = tables.comparisons(
-        runs, mixed, lambda run, title: _why_not(specs[title], run["spec"])
+        runs, stated(), mixed, lambda run, title: _why_not(specs[title], run["spec"])
     )
     tables.refuse_mixtures(found, mixed)
     for line in left_out:
@@ -79,6 +79,16 @@ def _show_tables(
             print(as_markdown(text_table(table)))
         else:
             console.text_table(text_table(table))
+
+
+def stated() -> dict[str, dict[str, Any]]:
+    """Return the options that each setting states and that a run can change, by setting."""
+    from moebench.harness.settings import settings
+
+    names = {"software", "cache_ratio", "slots", "new_tokens", "device_memory_gib", "free_host_gb"}
+    return {
+        name: one.model_dump(include=names, exclude_none=True) for name, one in settings().items()
+    }
 
 
 def _why_not(spec: Mapping[str, Any], place: Mapping[str, Any]) -> str | None:

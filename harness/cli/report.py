@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moebench.harness import console
+from moebench.harness.cli.compare import stated
 from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE, option
 from moebench.substrate.errors import UsageError
 
@@ -63,7 +64,9 @@ def report(
     if not runs and not failed:
         raise UsageError(no_runs(store))
     views, results = _accuracy(accuracy, store), _claims(claims, store)
-    tables = partial(all_tables, runs, views, failed, results, intervals=intervals)
+    tables = partial(
+        all_tables, runs, views, failed, results, intervals=intervals, settings=stated()
+    )
     if html is not None:
         _write_page(html, opened, runs, views, failed, results)
     if csv is not None or latex is not None:
@@ -124,7 +127,7 @@ def _write_page(
     whole = {run_id: one for run_id in chosen if (one := store.get(run_id)) is not None}
     contents = Contents(
         runs, repeats(store, [*whole.values()]), store.timelines(chosen), views, failed,
-        throughput.load(store.directory, whole.values()), documents(), claims, whole,
+        throughput.load(store.directory, whole.values()), documents(), claims, stated(), whole,
     )  # fmt: skip
     render(contents, out, str(store.directory))
     console.say(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
@@ -151,11 +154,11 @@ def _write_figures(directory: Path, store: "Store", runs: Runs, views: list["Vie
     from moebench.reports.sections import throughput
 
     whole = [run for run in runs if not lacks(run)]
-    beside = matrix(comparisons(whole).tables)
+    beside = matrix(comparisons(whole, stated()).tables)
     ids = {*detailed(whole)}
     curves = throughput.load(store.directory, [run for run in whole if run["run_id"] in ids])
     written = write_figures(
-        static_figures(whole, beside, views, curves, store.timelines(ids)), directory
+        static_figures(whole, beside, views, curves, store.timelines(ids), stated()), directory
     )
     console.say(f"{len(written)} figures in {directory}")
 

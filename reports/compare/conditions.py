@@ -8,7 +8,8 @@ their own.  What is left follows from the others.
 """
 
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from moebench.results.document import Document, dig, model_of, routing_of, system_of
@@ -205,6 +206,29 @@ def title_of(run: Document) -> str:
     return " ".join(
         [system_of(spec), *oracle, *(f"{key}={value}" for key, value in sorted(chosen.items()))]
     )
+
+
+#: By a setting's name, the options that it sets and their values.
+Settings = Mapping[str, Mapping[str, Any]]
+NO_SETTINGS: Settings = {}
+
+
+def distance(run: Document, settings: Settings) -> tuple[int, float]:
+    """Return how far a run's conditions are from those of its setting's paper; (0, 0) if equal.
+
+    Returns:
+        The number of stated options that differ, and the absolute logarithm of the device's memory
+        (its bytes, or its slots) over the paper's.
+    """
+    spec, stated = run["spec"], settings.get(str(run["spec"].get("setting")), {})
+    offered = dig(run, "memory.offered_device_bytes")
+    sizes = {
+        "cache_ratio": spec.get("cache_ratio"), "slots": spec.get("slots"),
+        "device_memory_gib": offered and offered / 2**30,
+    }  # fmt: skip
+    differ = sum(spec.get(key) != value for key, value in stated.items() if key not in sizes)
+    ratios = [size / stated[key] for key, size in sizes.items() if size and key in stated]
+    return differ, max((abs(math.log(ratio)) for ratio in ratios), default=0.0)
 
 
 def lacks(run: Document) -> list[str]:

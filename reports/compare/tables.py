@@ -1,24 +1,28 @@
 """Comparison tables: comparable runs sorted into tables of systems, as plain values.
 
 `comparisons` sorts runs by the rule of `reports.compare.conditions`.  Within one group, runs
-under the conditions that most systems share make the main table; others have tables of their
-own, each with the reason.  A table holds every system that read all of its cells (workload, seed),
-so that all of its means are over the same texts.  `reports.compare.rows` computes them.
+under the conditions that most systems share make the main table, and of equally many those that
+are nearest to the paper's; others have tables of their own, each with the reason.  A table holds
+every system that read all of its cells (workload, seed), so that all of its means are over the same
+texts.  `reports.compare.rows` computes them.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from statistics import fmean
-from typing import NamedTuple
+from statistics import geometric_mean
+from typing import Any, NamedTuple
 
 from moebench.reports.compare.conditions import (
     CONDITIONS,
     NAMES,
+    NO_SETTINGS,
     OF_CELLS,
     ComparisonGroup,
     InputSet,
+    Settings,
     cell_of,
     conditions_of,
+    distance,
     lacks,
     newest,
     place_of,
@@ -35,7 +39,7 @@ from moebench.reports.compare.rows import (
     with_ratios,
 )
 from moebench.reports.compare.times import Times
-from moebench.results.document import Document
+from moebench.results.document import Document, dig
 from moebench.substrate.errors import UsageError
 
 WhyNot = Callable[[Document, str], str | None]
@@ -97,12 +101,13 @@ class Comparisons(NamedTuple):
 
 
 def comparisons(
-    runs: Iterable[Document], mixed: Collection[str] = (),
+    runs: Iterable[Document], settings: Settings = NO_SETTINGS, mixed: Collection[str] = (),
     why_not: WhyNot = lambda run, system: None,
 ) -> Comparisons:  # fmt: skip
     """Return every table of these runs, sorted by group, main tables first.
 
     Args:
+        settings: what each setting states: the main table is the one nearest to it.
         mixed: conditions that may differ within a table.
         why_not: returns why a system is not applicable in a run's group, or None.
 
@@ -135,7 +140,7 @@ def comparisons(
     tables: list[Comparison] = []
     for place, ones in sorted(places.items()):
         absent = [Row(s, {}, missing=r) for s in every if (r := why_not(ones[0], s))]
-        tables += _tables_of(place, ones, mixed, absent)
+        tables += _tables_of(place, ones, settings, mixed, absent)
     return Comparisons(tuple(_named(tables)), tuple(left_out))
 
 
@@ -146,10 +151,17 @@ class _Found(NamedTuple):
     cells: frozenset[InputSet]
     systems: Mapping[str, Mapping[InputSet, Sequence[Document]]]
 
+    @property
+    def first(self) -> Document:
+        """A run of these conditions."""
+        cells = next(iter(self.systems.values()))
+        return next(iter(cells.values()))[0]
+
 
 def _tables_of(
-    place: ComparisonGroup, runs: Sequence[Document], mixed: Collection[str], absent: Sequence[Row]
-) -> list[Comparison]:
+    place: ComparisonGroup, runs: Sequence[Document], settings: Settings, mixed: Collection[str],
+    absent: Sequence[Row],
+) -> list[Comparison]:  # fmt: skip
     alike: dict[tuple[tuple[str, str], ...], dict[str, dict[InputSet, list[Document]]]] = {}
     for run in runs:
         equal = tuple((n, t) for n, t in conditions_of(run).items() if n not in mixed)
@@ -160,8 +172,14 @@ def _tables_of(
         for equal, systems in alike.items()
         for cells, holders in _by_cells(systems, mixed)
     ]
-    # The main table has most systems, then most cells.
-    found.sort(key=lambda one: (-len(one.systems), -len(one.cells), *one.conditions.values()))
+
+    def order(one: _Found) -> tuple[Any, ...]:
+        run = one.first
+        most_memory = -(dig(run, "memory.offered_device_bytes") or 0)
+        sizes = -len(one.systems), -len(one.cells)
+        return (*sizes, *distance(run, settings), most_memory, *one.conditions.values())
+
+    found.sort(key=order)
     main = found[0]
     usual = _usual([_conditions(cells) for cells in main.systems.values()])
     there = {name: text for name, text in usual.items() if name not in mixed}
@@ -300,7 +318,7 @@ def matrix(tables: Sequence[Comparison]) -> Matrix:
     """Return the ratios to the best for a heat map, of tables with two systems or more.
 
     A system's α is omitted if its table has no other one of it, as settings have an α of their own.
-    Systems are sorted by their number of tables, then by their mean ratio.
+    Systems are sorted by the geometric mean of their ratios.
     """
     shown = [table for table in tables if sum(RATIO in row.values for row in table.rows) > 1]
     ratios = [
@@ -315,7 +333,7 @@ def matrix(tables: Sequence[Comparison]) -> Matrix:
     for found in ratios:
         for system, ratio in found.items():
             each.setdefault(system, []).append(ratio)
-    systems = sorted(each, key=lambda system: (-len(each[system]), fmean(each[system]), system))
+    systems = sorted(each, key=lambda system: (geometric_mean(each[system]), system))
     return Matrix(
         tuple(table.title for table in shown),
         tuple(systems),

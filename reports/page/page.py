@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from moebench.reports.compare.conditions import lacks
+from moebench.reports.compare.conditions import NO_SETTINGS, Settings, lacks
 from moebench.reports.figures import comparison
 from moebench.reports.figures.style import library, system_colours
 from moebench.reports.figures.throughput import throughput as throughput_spec
@@ -58,6 +58,7 @@ class Contents(NamedTuple):
         curves: distributions of decode throughput, from `reports.sections.throughput.load`.
         components: from `substrate.analysis.components.documents`.
         claims: from `results.claims.read`.
+        settings: what each setting of the papers states, by its name.
         documents: whole documents by id, of the runs that are shown in full; None if ``runs`` are
             whole.
     """
@@ -70,6 +71,7 @@ class Contents(NamedTuple):
     curves: Mapping[str, Curve] = {}
     components: Sequence[Mapping[str, Any]] = ()
     claims: Sequence[PaperResult] = ()
+    settings: Settings = NO_SETTINGS
     documents: Mapping[str, Document] | None = None
 
 
@@ -130,7 +132,7 @@ def page(contents: Contents, source: str) -> str:
 def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
     """Return the data that the page shows at once; it unpacks documents and timelines on demand."""
     at = {run["run_id"]: index for index, run in enumerate(whole)}
-    found = views(contents.runs, at)
+    found = views(contents.runs, at, contents.settings)
     in_full = {*(at if contents.documents is None else contents.documents)}
     rows = [row for view in found for row in view["rows"] if "missing" not in row]
     bases = system_colours(dict.fromkeys(row["base"] for row in rows))

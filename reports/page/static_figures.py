@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
+from moebench.reports.compare.conditions import NO_SETTINGS, Settings
 from moebench.reports.compare.tables import Matrix
 from moebench.reports.figures import comparison
 from moebench.reports.figures.heat import heat
@@ -59,7 +60,7 @@ class _Table(NamedTuple):
 def static_figures(
     runs: Sequence[Document], beside: Matrix, accuracy: Sequence[View] = (),
     curves: Mapping[str, Curve] | None = None,
-    timelines: Mapping[str, list[dict[str, Any]]] | None = None,
+    timelines: Mapping[str, list[dict[str, Any]]] | None = None, settings: Settings = NO_SETTINGS,
 ) -> list[StaticFigure]:  # fmt: skip
     """Return every chart that has rows.
 
@@ -68,8 +69,9 @@ def static_figures(
         beside: ratios of the heat map.
         curves: distributions of decode throughput by run id.
         timelines: spans of one token by run id (microseconds).
+        settings: what each setting of the papers states.
     """
-    (whole, *_) = views(runs, {run["run_id"]: at for at, run in enumerate(runs)})
+    (whole, *_) = views(runs, {run["run_id"]: at for at, run in enumerate(runs)}, settings)
     tables = list(_tables(whole))
     main = [table for table in tables if not table.plain["reason"]]
     flat = [row for table in tables for row in table.rows]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from moebench.reports.compare.conditions import place_of
+from moebench.reports.compare.conditions import Settings, place_of
 from moebench.reports.compare.rows import Row, Value
 from moebench.reports.compare.tables import Comparison, comparisons
 from moebench.results.document import Document, dig, system_of
@@ -18,24 +18,27 @@ from moebench.results.metrics import Metric, shown, written
 Plain = dict[str, Any]
 
 
-def views(runs: Sequence[Document], at: Mapping[str, int]) -> list[Plain]:
+def views(runs: Sequence[Document], at: Mapping[str, int], settings: Settings) -> list[Plain]:
     """Return the view of all workloads together, then of each if there are several.
 
     Args:
         runs: documents in the page's order.
         at: index of each run on the page, by its id.
+        settings: what each setting states.
     """
     workloads = sorted({str(dig(run, "spec.workload")) for run in runs if "evaluation" not in run})
-    found = [_view(runs, at, "")]
+    found = [_view(runs, at, "", settings)]
     if len(workloads) > 1:
         for name in workloads:
             ones = [run for run in runs if str(dig(run, "spec.workload")) == name]
-            found.append(_view(ones, at, name))
+            found.append(_view(ones, at, name, settings))
     return found
 
 
-def _view(runs: Sequence[Document], at: Mapping[str, int], workload: str) -> Plain:
-    found = comparisons(runs)
+def _view(
+    runs: Sequence[Document], at: Mapping[str, int], workload: str, settings: Settings
+) -> Plain:
+    found = comparisons(runs, settings)
     by_id = {run["run_id"]: run for run in runs}
     often = Counter(_choice(run) for run in runs if "evaluation" not in run and "spec" in run)
     tables = list(map(_table, found.tables))

@@ -311,8 +311,39 @@ def test_the_heat_map_holds_every_ratio() -> None:
     alone = ran("a", 1.0, setting="S1")
     found = matrix(tables([*runs, alone]))
     assert found.titles == ("S3, batch 1", "S3, batch 3")
-    assert found.systems == ("a", "c", "b")
-    assert found.ratios == ((1.0, None, 2.0), (3.0, 1.0, None))
+    assert found.systems == ("c", "a", "b")  # geometric means 1, √3 and 2
+    assert found.ratios == ((None, 1.0, 2.0), (1.0, 3.0, None))
+
+
+S3 = {"S3": {"device_memory_gib": 41.5, "software": "lean"}}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "settings"), [("10.63 GB", {"S3": {"device_memory_gib": 9.9}}), ("44.00 GB", S3),
+                             ("44.00 GB", {}), ("2.24 GB", {"S3": {"cache_ratio": 0.05}})],
+)  # fmt: skip
+def test_the_main_table_is_the_one_nearest_to_the_paper_s_setting(
+    chosen: str, settings: dict[str, Any]
+) -> None:
+    runs = [
+        ran(system, tpot, {"offered_device_bytes": int(gb * GB)}, cache_ratio=gb / 44.8)
+        for gb in (10.63, 2.24, 44.0)
+        for system, tpot in (("smoe", 1.0), ("daop", gb))
+    ]
+    main, *others = tables(runs, settings=settings)
+    assert main.common["device-memory"] == chosen
+    assert main.reason == ""
+    assert len(others) == 2
+
+
+def test_a_stated_option_goes_before_the_size_of_memory() -> None:
+    runs = [
+        ran(system, 1.0, {"offered_device_bytes": gb * GB}, software=software)
+        for gb, software in ((44, "hf-eager"), (10, "lean"))
+        for system in ("a", "b")
+    ]
+    main, _ = tables(runs, settings=S3)
+    assert main.common["software"] == "lean"
 
 
 CELLS = st.tuples(
