@@ -62,8 +62,8 @@ class Covering:
         """Return the tests that can notice a defect: the mirrored file's first, shortest first.
 
         What an import executes, or what is computed once and kept, is covered by every test that
-        executes a line of the file, or else by those of the nearest mirrored file or folder: they
-        read what it left.  A line that no test executes in its own process is left to the mirrored
+        executes a line of the file, or else by those of the nearest mirrored folder: they read what
+        it left.  A line that no test executes in its own process is left to the mirrored
         file, whose tests may start others.
         """
         by_line = self.data.contexts_by_lineno(mutant.file)
@@ -75,8 +75,11 @@ class Covering:
         found |= {test for test in self.seconds if test.partition("::")[0] == mirrored}
         folders = Path(mutant.file).parents if by_line and not found else ()
         for folder in folders:
-            near = (f"tests/{folder}/", f"{_mirrored(f'{folder}.py')}::")
-            found = found or {test for test in self.seconds if test.startswith(near)}
+            beside = _mirrored(f"{folder}.py")
+            near = {f"tests/{folder}/"}
+            if any(test.startswith(f"{beside}::") for test in self.seconds):
+                near.add(f"{Path(beside).parent}/")
+            found = found or {test for test in self.seconds if test.startswith(tuple(near))}
         return sorted(
             found & self.seconds.keys(),
             key=lambda test: (not test.startswith(f"{mirrored}::"), self.seconds[test], test),

@@ -136,11 +136,9 @@ def test_what_only_an_import_executes_is_judged_by_the_nearest_tests() -> None:
     data.add_lines({"systems/deep/a.py": [1]})
     one = Mutant("systems/deep/a.py", "order", 1, (1,), True, 0, 1, "")
     near = ["tests/systems/test_deep.py::test_b", "tests/systems/deep/test_b.py::test_b"]
-    far = ["tests/systems/test_c.py::test_c", "tests/systems/test_deeper.py::test_c"]
-    assert set(Covering(data, dict.fromkeys(near + far, 1.0)).tests(one)) == set(near)
-    assert set(Covering(data, dict.fromkeys([*far, "tests/test_d.py::d"], 1.0)).tests(one)) == {
-        *far
-    }
+    beside, far = ["tests/systems/test_c.py::test_c"], ["tests/test_d.py::test_d"]
+    for there in (near + beside, beside):
+        assert set(Covering(data, dict.fromkeys(there + far, 1.0)).tests(one)) == set(there)
 
 
 def test_a_report_counts_what_is_not_caught() -> None:
