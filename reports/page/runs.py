@@ -7,7 +7,7 @@ from moebench.reports.compare.conditions import lacks, place_of, title_of
 from moebench.reports.page.views import base_of
 from moebench.reports.sections import fidelity
 from moebench.reports.sections.throughput import Curve
-from moebench.results.document import Document, badge_of, dig, model_of, routing_of
+from moebench.results.document import Document, badge_of, dig, is_lossless, model_of, routing_of
 from moebench.results.metrics import shown
 
 Plain = dict[str, Any]
@@ -48,6 +48,7 @@ def _listed(run: Document, command: str | None, whole: bool) -> Plain:
         "routing": routing_of(spec),
         "badge": badge_of(run),
         "simulated": bool(run["simulated"]),
+        "lossless": is_lossless(run),
         "command": command,
         "v": {
             figure.key: figure.text(value)

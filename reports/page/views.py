@@ -10,8 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from moebench.reports.compare.conditions import Settings, place_of
-from moebench.reports.compare.rows import Row, Value
+from moebench.reports.compare.rows import RATIO, Row, Value
 from moebench.reports.compare.tables import Comparison, comparisons
+from moebench.reports.compare.times import CELLS
 from moebench.results.document import Document, dig, system_of
 from moebench.results.metrics import Metric, shown, written
 
@@ -44,7 +45,7 @@ def _view(
     tables = list(map(_table, found.tables))
     _name_series(tables, found.tables)
     rows = [
-        {"t": index} | _row(row, rank, by_id, at, often)
+        {"t": index} | _row(row, rank, by_id, at, often) | _ties(row, table)
         for index, table in enumerate(found.tables)
         for rank, row in enumerate(table.rows)
     ]
@@ -109,6 +110,7 @@ def _row(
         "rank": rank,
         "badge": row.badge,
         "reference": row.reference,
+        "lossless": row.lossless,
         "differs": dict(row.differs),
         "runs": [at[run_id] for run_id in row.run_ids],
         "v": {figure.key: _value(row.values[figure.key], figure)
@@ -119,13 +121,25 @@ def _row(
     }  # fmt: skip
 
 
+def _ties(row: Row, table: Comparison) -> Plain:
+    """Return the ranks of the systems whose TPOT cannot be told from the row's, if any."""
+    tied = table.ties.get(row.system, frozenset())
+    ranks = [rank for rank, other in enumerate(table.rows) if other.system in tied]
+    return {"ties": ranks} if ranks else {}
+
+
 def _value(value: Value, figure: Metric) -> Plain:
-    """Return a mean with its text, interval and standard error, if it has them."""
+    """Return a mean with its text, interval and standard error, if it has them.
+
+    ``sure`` is whether the interval is worth showing beside the mean.
+    """
     found: Plain = {"mean": _short(value.mean), "text": figure.text(value.mean), "n": value.n}
     if value.interval is not None:
         low, high = value.interval
         found |= {"low": _short(low), "high": _short(high),
                   "half": figure.text((high - low) / 2)}  # fmt: skip
+        if low < high and (value.n >= CELLS or figure.key == RATIO):
+            found["sure"] = True
     if value.stderr is not None:
         found["stderr"] = written(value.stderr, ".2g")
     return found

@@ -37,7 +37,8 @@ const command = (run) => {
 };
 
 // Makes a table sortable by its headers: by each cell's data-v, or by its text.
-const sortable = (table) => {
+// `sorted` is told of the column and the direction; `from` is the order to begin with.
+const sortable = (table, sorted = () => {}, from = null) => {
   const heads = [...table.tHead.rows[0].cells];
   const key = (row, at) => {
     const cell = row.cells[at];
@@ -49,8 +50,7 @@ const sortable = (table) => {
     if (head.textContent.trim() === "") return;
     const button = h("button", { type: "button", title: "sort" }, ...head.childNodes);
     head.replaceChildren(button);
-    button.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
+    const sort = (down) => {
       heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
       for (const body of table.tBodies) {
@@ -63,7 +63,13 @@ const sortable = (table) => {
         });
         body.append(...rows.map(([, row]) => row));
       }
+    };
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      sort(down);
+      sorted(at, down);
     });
+    if (from?.at === at) sort(from.down);
   });
   return table;
 };

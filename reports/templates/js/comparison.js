@@ -38,9 +38,14 @@ const detail = (table, row) => {
   dialog.showModal();
 };
 
-// An interval over two values is almost useless: only the dialog shows it.
-const sure = (value) => value.half !== undefined && value.n > 2 && value.low < value.high;
 const MAIN = ["tpot_ms", "ratio_best"];
+
+// A table of systems in the order that the page's address names.
+const ordered = (table, made) => {
+  const [index, at, down] = state.sort.split(".").map(Number);
+  const from = state.sort && index === table.index ? { at, down: Boolean(down) } : null;
+  return sortable(made, (column, falling) => { state.sort = `${table.index}.${column}.${Number(falling)}`; writeView(); }, from);
+};
 
 const systemsTable = (table) => {
   const rows = table.rows.filter((row) => !row.missing);
@@ -57,13 +62,13 @@ const systemsTable = (table) => {
     const some = value.n < table.cells.length ? ` (${value.n} of ${table.cells.length})` : "";
     return h("td", { class: `number${mark(figure, row)}`, "data-v": value.mean, title: told(figure, row), onclick: () => detail(table, row) },
       value.text, value.stderr === undefined ? null : h("small", {}, ` ± ${value.stderr}`),
-      sure(value) ? h("small", { class: MAIN.includes(figure.key) ? null : "interval" }, ` ± ${value.half}`) : null, some && h("small", {}, some));
+      value.sure ? h("small", { class: MAIN.includes(figure.key) ? null : "interval" }, ` ± ${value.half}`) : null, some && h("small", {}, some));
   };
   const remark = (row) => [row.reference && `a bound: ${row.reference}`,
     ...Object.entries(row.differs).map(([name, text]) => `${name} ${text} ≠`)].filter(Boolean).join("; ");
   const remarks = rows.some((row) => remark(row));
   const lines = rows.map((row) => h("tr", { class: row.reference ? "reference" : null },
-    h("th", { scope: "row" }, h("button", { type: "button", onclick: () => detail(table, row) }, row.system)),
+    h("th", { scope: "row" }, h("button", { type: "button", onclick: () => detail(table, row) }, row.system), lossy(row)),
     figures.map((figure) => cell(figure, row)),
     badges.length > 1 ? h("td", {}, chip(row.badge)) : null, remarks ? h("td", {}, remark(row)) : null));
   const missing = table.rows.filter((row) => row.missing);
@@ -71,8 +76,9 @@ const systemsTable = (table) => {
   return h("div", { class: "comparison", "data-table": table.index },
     h("p", { class: "caption" }, badges.length === 1 ? [chip(badges[0]), " "] : null, table.said, "."),
     table.reason ? h("p", { class: "note" }, `This table is ${table.reason}.`) : null,
+    because(table) ? h("p", { class: "caption why" }, because(table)) : null,
     hidden ? h("p", { class: "caption" }, `${plural(hidden, "system")} hidden by the filters; ratios and marks refer to all systems.`) : null,
-    h("div", { class: "scroll" }, sortable(h("table", { class: "systems" },
+    h("div", { class: "scroll" }, ordered(table, h("table", { class: "systems" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "system"),
         figures.map((figure) => h("th", { scope: "col", class: "number" }, figure.label, figure.unit ? h("small", {}, ` ${figure.unit}`) : null)),
         badges.length > 1 ? h("th", { scope: "col" }, "badge") : null, remarks ? h("th", { scope: "col" }, "remark") : null)),
@@ -80,8 +86,37 @@ const systemsTable = (table) => {
     missing.length ? h("p", { class: "caption" }, missing.map((row) => `${row.system}: ${row.missing}`).join("; "), ".") : null);
 };
 
-// The fastest competitors among all of a table's systems.
-const winner = (table) => table.marks.tpot_ms?.[0] ?? [];
+// A mark beside systems whose tokens differ from the lossless model's.
+const lossy = (row) => {
+  if (row.lossless !== false) return null;
+  const kl = row.v?.kl?.text;
+  return h("span", { class: "lossy", title: `lossy: its tokens are not the lossless model's${kl ? `; KL ${kl} nats/token` : ""}` }, "≈");
+};
+
+// The fastest of some rows of a table, and all that cannot be told from it; bounds do not compete.
+const leaders = (rows) => {
+  const racing = rows.filter((row) => row.v?.tpot_ms && !row.reference).sort((a, b) => a.v.tpot_ms.mean - b.v.tpot_ms.mean);
+  const [first] = racing;
+  return first ? racing.filter((row) => row === first || first.ties?.includes(row.rank)) : [];
+};
+const named = (rows) => (rows.length > 1 ? `tied: ${rows.map((row) => row.system).join(", ")}` : `fastest ${rows[0].system}`);
+
+// What a system's decoded token is spent on, largest part first, as shares of its TPOT.
+const BOUND_BY = { "device busy": "computing", "waits for load": "waiting for the link", "waits for host": "waiting for the host",
+  "waits for disk": "waiting for the disk", "waits for control": "waiting for the control thread" };
+const spent = (row) => {
+  if (!row.parts) return null;
+  const total = Object.values(row.parts).reduce((a, b) => a + b, 0);
+  const [first, second] = Object.entries(row.parts).sort((a, b) => b[1] - a[1]).filter(([, ms]) => ms > 0.1 * total);
+  return [first, second].filter(Boolean).map(([name, ms]) => `${ms.toPrecision(3)} ms ${BOUND_BY[name] ?? name} (${Math.round((100 * ms) / total)} %)`).join(", ");
+};
+// Why the fastest system is faster than the next one that can be told from it.
+const because = (table) => {
+  const first = leaders(table.rows);
+  const other = leaders(table.rows.filter((row) => !first.includes(row)))[0];
+  const said = [first[0], other].filter((row) => row && spent(row)).map((row) => `${row.system}: ${spent(row)}`);
+  return said.length ? `Largest parts of a token. ${said.join("; ")}.` : "";
+};
 
 // Main tables are open, up to OPEN of them; tables that are not comparable are folded below.
 const OPEN = 6;
@@ -102,10 +137,9 @@ const folded = (summary, make, open = false, attributes = {}) => {
 };
 const tables = (found) => places(found).map((group, at) => {
   const [first, ...others] = group;
-  const best = winner(first);
-  const value = first.rows.find((row) => best.includes(row.system))?.v.tpot_ms;
+  const best = leaders(first.rows);
   const line = [h("strong", {}, first.reason ? first.title : first.place), `, ${first.model} on ${first.machine}`,
-    value ? `: fastest ${best.join(", ")}, TPOT ${value.text} ms` : "", ` (${plural(first.rows.length, "system")})`];
+    best.length ? `: ${named(best)}, TPOT ${best[0].v.tpot_ms.text} ms` : "", ` (${plural(first.rows.length, "system")})`];
   const apart = others.length
     ? folded(`${plural(others.length, "table")} that may not be compared with it`,
         () => others.map((table) => [h("h4", {}, table.title), systemsTable(table)]).flat())
@@ -137,55 +171,90 @@ const lines = (table, variants) => {
   for (const row of rows.sort(usual)) if (!found.has(row.line)) found.set(row.line, row);
   return found;
 };
-// The rows of the heat map: each table's systems, and the lowest TPOT of its competitors.
-const heatRows = (found) => found.filter((table) => !table.reason || byId("apart").checked).map((table) => {
-  const systems = lines(table, byId("variants").checked);
-  const racing = [...systems.values()].filter((row) => !row.reference).map((row) => row.v.tpot_ms.mean);
-  return { table, systems, best: Math.min(...racing) };
-}).filter(({ systems, best }) => systems.size > 1 && best < Infinity);
+// The rows of the heat map: each table's systems, and the fastest of its competitors.
+const heatRows = (found) => found.map((table) => {
+  const systems = lines(table, byId("variants").checked), best = leaders([...systems.values()]);
+  return { table, systems, best, least: best[0]?.v.tpot_ms.mean };
+}).filter(({ systems, best }) => systems.size > 1 && best.length);
 
+const geometric = (values) => Math.exp(values.reduce((sum, value) => sum + Math.log(value), 0) / values.length);
+// By system: TPOT over that of the fastest in each comparison, and how often it is the fastest, alone or tied.
+const standings = (rows) => {
+  const found = new Map();
+  for (const { systems, best, least } of rows) for (const [line, row] of systems) {
+    if (!found.has(line)) found.set(line, { line, ratios: [], alone: 0, tied: 0, reference: row.reference, lossless: true });
+    const one = found.get(line);
+    one.ratios.push(row.v.tpot_ms.mean / least);
+    one.lossless &&= row.lossless !== false;
+    if (best.includes(row)) one[best.length > 1 ? "tied" : "alone"] += 1;
+  }
+  for (const one of found.values()) one.mean = geometric(one.ratios);
+  return [...found.values()].sort((a, b) => a.mean - b.mean || a.line.localeCompare(b.line));
+};
+
+// Rows of the heat map that are shown at once.
+const HEAT_ROWS = 40;
 const heatMap = (rows) => {
   if (!rows.length) return null;
-  const columns = new Map();
-  for (const { systems, best } of rows) for (const [line, row] of systems) {
-    columns.set(line, [...(columns.get(line) ?? []), Math.log(row.v.tpot_ms.mean / best)]);
-  }
-  const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-  const order = [...columns].sort(([a, x], [b, y]) => y.length - x.length || mean(x) - mean(y) || a.localeCompare(b)).map(([name]) => name);
-  const worst = Math.max(4, ...[...columns.values()].flat().map(Math.exp));
-  const square = ({ table, best }, line, row) => {
+  const columns = standings(rows);
+  const worst = Math.max(4, ...columns.flatMap((one) => one.ratios));
+  const square = ({ table, best, least }, line, row) => {
     if (!row) return h("td", { class: "empty" }, "·");
-    const ratio = row.v.tpot_ms.mean / best;
+    const ratio = row.v.tpot_ms.mean / least, known = row.v.ratio_best;
+    // Intervals are of the ratio to the fastest of the whole table.
+    const range = known.sure && Math.abs(known.mean / ratio - 1) < 1e-4 ? `${known.low.toFixed(2)}–${known.high.toFixed(2)}` : "";
     const { background, ink } = rampColour(Math.log(Math.max(ratio, 1)) / Math.log(worst));
     const text = `${row.system} in ${table.title}: TPOT ${row.v.tpot_ms.text} ms, ${ratio.toFixed(2)} times the lowest` +
-      (row.reference ? `; a bound: ${row.reference}` : "") + `\n${row.badge}; click for runs and commands`;
-    const cell = h("td", { class: `${ratio === 1 ? "best" : ""}${row.reference ? " reference" : ""}`, title: text, "data-ratio": ratio,
-      onclick: () => detail(table, row) }, ratio < 100 ? ratio.toFixed(2) : ratio.toFixed(0));
+      (range ? `, 95 % interval ${range}` : "") + (best.length > 1 && best.includes(row) ? `; ${named(best)}` : "") +
+      (row.lossless === false ? "; lossy" : "") + (row.reference ? `; a bound: ${row.reference}` : "") + `\n${row.badge}; click for runs and commands`;
+    const place = best.includes(row) ? (best.length > 1 ? "tied" : "best") : "";
+    const cell = h("td", { class: `${place}${row.reference ? " reference" : ""}`, title: text, "data-ratio": ratio,
+      onclick: () => detail(table, row) }, ratio < 100 ? ratio.toFixed(2) : ratio.toFixed(0), range ? h("small", { class: "interval" }, range) : null);
     Object.assign(cell.style, { background, color: ink });
     return cell;
   };
-  const body = rows.map((one) => h("tr", {},
-    h("th", { scope: "row" }, h("a", { href: `#table-${one.table.index}`, onclick: () => reveal(one.table.index) }, one.table.reason ? one.table.title : one.table.place)),
-    h("td", { class: "least" }, one.best.toPrecision(3)),
-    order.map((line) => square(one, line, one.systems.get(line)))));
-  const ramp = h("span", { class: "ramp" }, "1× (best)", h("i", {}), `${worst.toPrecision(2)}×, logarithmic`);
+  const line = (one) => h("tr", {},
+    h("th", { scope: "row" }, h("a", { href: `#table-${one.table.index}`, onclick: () => reveal(one.table.index) }, one.table.title)),
+    h("td", { class: "least" }, one.least.toPrecision(3)),
+    columns.map(({ line }) => square(one, line, one.systems.get(line))));
+  const head = ({ line, lossless, ratios }) => h("th", { scope: "col" }, line, lossy({ lossless }),
+    ratios.length < rows.length ? h("small", {}, ` ${ratios.length} of ${rows.length}`) : null);
+  const body = h("tbody", {}, rows.slice(0, HEAT_ROWS).map(line));
+  const means = h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "geometric mean"), h("td", { class: "least" }),
+    columns.map(({ mean }) => h("td", {}, mean < 100 ? mean.toFixed(2) : mean.toFixed(0)))));
+  const rest = rows.length - HEAT_ROWS;
+  const more = rest > 0 ? h("button", { type: "button", onclick: (event) => {
+    event.target.remove();
+    body.append(...rows.slice(HEAT_ROWS).map(line));
+  } }, `show ${plural(rest, "more comparison")}`) : null;
+  const ramp = h("span", { class: "ramp" }, "1× (lowest)", h("i", {}), `${worst.toPrecision(2)}×, logarithmic`);
   ramp.querySelector("i").style.background = `linear-gradient(to right, ${RAMPS[theme()].join(", ")})`;
   return h("div", {}, h("div", { class: "scroll" }, h("table", { class: "heat" },
-    h("thead", {}, h("tr", {}, h("th", {}, "TPOT over the lowest"), h("th", { scope: "col" }, "lowest (ms)"), order.map((line) => h("th", { scope: "col" }, line)))),
-    h("tbody", {}, body))), ramp);
+    h("thead", {}, h("tr", {}, h("th", {}, "TPOT over the lowest"), h("th", { scope: "col" }, "lowest (ms)"), columns.map(head))),
+    body, rows.length > 1 ? means : null)), more, ramp);
 };
 const reveal = (index) => {
   const fold = byId(`table-${index}`) ?? document.querySelector(`[data-table="${index}"]`)?.closest("details");
   if (fold) fold.open = true;
 };
 
-// One line: the fastest systems, and in how many rows of the heat map.
+// Who is fastest over all comparisons: of all systems, and of the lossless ones if not all are.
+const NAMED = 3;
 const verdict = (rows) => {
-  const counts = new Map();
-  for (const { systems, best } of rows) for (const [line, row] of systems) {
-    if (row.v.tpot_ms.mean === best && !row.reference) counts.set(line, (counts.get(line) ?? 0) + 1);
-  }
-  if (!rows.length) return "";
-  const order = [...counts].sort((a, b) => b[1] - a[1] || a[0].localeCompare(b[0]));
-  return `Fastest system (lowest TPOT) in ${plural(rows.length, "comparison")}: ${order.map(([line, n]) => `${line} in ${n}`).join(", ")}.`;
+  if (!rows.length) return [];
+  const sentence = (what, some) => {
+    const racing = standings(some).filter((one) => !one.reference);
+    const order = racing.filter((one) => one.alone + one.tied).sort((a, b) => b.alone - a.alone || b.tied - a.tied || a.mean - b.mean);
+    const count = ({ line, alone, tied, lossless, mean }) => [h("strong", {}, line), lossless ? null : " (lossy)", " ",
+      [alone ? `in ${alone}` : "", tied ? `tied in ${tied}` : ""].filter(Boolean).join(", "), `, ${mean.toFixed(2)}× the lowest (geometric mean)`];
+    const shown = order.slice(0, NAMED).flatMap((one, at) => [at ? "; " : "", ...count(one)]);
+    const others = order.length > NAMED ? `; ${plural(order.length - NAMED, "other")}` : "";
+    return h("p", { class: "verdict" }, `Fastest ${what} (lowest TPOT) in ${plural(some.length, "comparison")}: `, shown, others, ".");
+  };
+  const lossless = rows.map((one) => {
+    const systems = new Map([...one.systems].filter(([, row]) => row.lossless !== false)), best = leaders([...systems.values()]);
+    return { ...one, systems, best, least: best[0]?.v.tpot_ms.mean };
+  }).filter(({ best }) => best.length);
+  const mixed = rows.some(({ systems }) => [...systems.values()].some((row) => row.lossless === false));
+  return [sentence("system", rows), mixed && lossless.length ? sentence("lossless system", lossless) : null].filter(Boolean);
 };

@@ -3,13 +3,13 @@ const joined = (table, rows) => rows.filter((row) => !row.missing).map((row) => 
   const flat = { ...row, table: table.title, batch: table.batch, short: row.line + (row.alpha === null ? "" : ` α=${row.alpha}`) };
   for (const [key, value] of Object.entries(row.v)) {
     flat[key] = value.mean;
-    if (sure(value) && value.low > 0) [flat[`${key}_low`], flat[`${key}_high`]] = [value.low, value.high];
+    if (value.sure && value.low > 0) [flat[`${key}_low`], flat[`${key}_high`]] = [value.low, value.high];
   }
   if (flat.bound_ratio) flat.least = flat.tpot_ms / flat.bound_ratio;
   return flat;
 });
 // Main tables, and if the box is checked also those that are not comparable with them.
-const main = (found) => (byId("apart").checked ? found : found.filter((table) => !table.reason));
+const main = (found) => found.filter((table) => !table.reason);
 // One row per system, with its usual α; changed decisions only if the box is checked.
 const chosen = (table) => joined(table, [...lines(table, byId("variants").checked).values()].sort((a, b) => a.rank - b.rank));
 // Marks the Pareto front: rows that no other competitor beats in both speed and accuracy.

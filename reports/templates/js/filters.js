@@ -1,14 +1,43 @@
-// Filters: one workload or the mean over all, and the values that each other dimension excludes.
-const state = { workload: "", out: { where: new Set(), batch: new Set(), base: new Set(), badge: new Set() } };
+// Filters: one workload or the mean over all, the most loss, and the values that each other dimension excludes.
+const state = { workload: "", loss: "", variants: false, sort: "", out: { where: new Set(), batch: new Set(), base: new Set(), badge: new Set() } };
+
+// The page's address names the view, so that it can be sent: #?workload=facts&out.where=S1&loss=0.
+const readView = () => {
+  if (!location.hash.startsWith("#?")) return;
+  for (const [key, value] of new URLSearchParams(location.hash.slice(2))) {
+    const [name, dimension] = key.split(".");
+    if (name === "out" && dimension in state.out) state.out[dimension].add(value);
+    else if (name === "workload" && data.views.some((one) => one.workload === value)) state.workload = value;
+    else if (name === "loss" && LOSSES.some(([limit]) => limit === value)) state.loss = value;
+    else if (name === "sort") state.sort = value;
+    else if (name === "variants") state.variants = true;
+  }
+};
+const writeView = () => {
+  const found = new URLSearchParams();
+  for (const name of ["workload", "loss", "sort"]) if (state[name]) found.append(name, state[name]);
+  if (state.variants) found.append("variants", "1");
+  for (const [name, values] of Object.entries(state.out)) for (const value of values) found.append(`out.${name}`, value);
+  const text = found.toString();
+  if (text) history.replaceState(null, "", `#?${text}`);
+  else if (location.hash.startsWith("#?")) history.replaceState(null, "", "#");
+};
+
+// Limits of loss that can be chosen: nats per token, or no loss at all.
+const LOSSES = [["", "all systems"], ["0", "lossless only"], ...["0.001", "0.01", "0.1"].map((limit) => [limit, `KL up to ${limit}`])];
+const lossAllowed = ({ lossless, v }) => {
+  if (state.loss === "" || lossless !== false) return true;
+  return state.loss !== "0" && Number(v?.kl?.mean ?? v?.kl ?? NaN) <= Number(state.loss);
+};
 const DIMENSIONS = { where: "setting", batch: "batch", base: "system", badge: "badge" };
 
 const allowed = (name, value) => !state.out[name].has(String(value));
 const badgeAllowed = (badge) => words(badge).some((word) => allowed("badge", word));
 const view = () => data.views.find((one) => one.workload === state.workload);
 const tableShown = (table) => allowed("where", table.where) && allowed("batch", table.batch);
-const rowShown = (row) => row.missing ? allowed("base", row.base.split(" ")[0]) : allowed("base", row.base) && badgeAllowed(row.badge);
+const rowShown = (row) => row.missing ? allowed("base", row.base.split(" ")[0]) : allowed("base", row.base) && badgeAllowed(row.badge) && lossAllowed(row);
 const runShown = (run) => allowed("where", run.where) && allowed("batch", run.batch) && allowed("base", run.base) &&
-  badgeAllowed(run.badge) && (state.workload === "" || run.workload === state.workload);
+  badgeAllowed(run.badge) && (state.workload === "" || run.workload === state.workload) && lossAllowed(run);
 
 // The tables of the chosen view with their filtered rows, without empty tables.
 const shown = () => {
@@ -41,12 +70,13 @@ const filterBar = (changed) => {
       const total = menu.querySelectorAll("input").length;
       menu.firstChild.textContent = `${DIMENSIONS[menu.dataset.name]}: ${gone ? `${total - gone} of ${total}` : "all"}`;
     }
-    bar.querySelector("select")?.classList.toggle("active", state.workload !== "");
+    byId("workload")?.classList.toggle("active", state.workload !== "");
+    byId("loss")?.classList.toggle("active", state.loss !== "");
     changed();
   };
   for (const [name, values] of Object.entries(choices())) {
     if (values.length < 2) continue;
-    const boxes = values.map((value) => h("input", { type: "checkbox", checked: true, value: String(value),
+    const boxes = values.map((value) => h("input", { type: "checkbox", checked: allowed(name, value), value: String(value),
       onchange: (event) => {
         if (event.target.checked) state.out[name].delete(String(value));
         else state.out[name].add(String(value));
@@ -65,13 +95,20 @@ const filterBar = (changed) => {
     bar.append(h("label", {}, "workload: ", h("select", { id: "workload", onchange: (event) => {
       state.workload = event.target.value;
       refresh();
-    } }, data.views.map((one) => h("option", { value: one.workload }, one.workload || "mean over all")))));
+    } }, data.views.map((one) => h("option", { value: one.workload, selected: one.workload === state.workload }, one.workload || "mean over all")))));
+  }
+  if (data.runs.some((run) => run.lossless === false)) {
+    bar.append(h("label", {}, "loss: ", h("select", { id: "loss", onchange: (event) => {
+      state.loss = event.target.value;
+      refresh();
+    } }, LOSSES.map(([limit, text]) => h("option", { value: limit, selected: limit === state.loss }, text)))));
   }
   bar.append(h("button", { type: "button", class: "reset", onclick: () => {
-    state.workload = "";
+    Object.assign(state, { workload: "", loss: "", sort: "", variants: false });
     Object.keys(state.out).forEach((name) => { state.out[name] = new Set(); });
     bar.querySelectorAll("input").forEach((box) => { box.checked = true; });
-    if (byId("workload")) byId("workload").value = "";
+    for (const name of ["workload", "loss"]) if (byId(name)) byId(name).value = "";
+    byId("variants").checked = false;
     refresh();
   } }, "reset"), h("span", { id: "counted", role: "status" }));
   // One menu at a time; Escape and a click elsewhere close it.

@@ -4,7 +4,8 @@ const refresh = () => {
   const runs = data.runs.filter(runShown).length;
   byId("counted").textContent = `${plural(found.length, "table")}, ${runs} of ${plural(data.runs.length, "run")}`;
   const rows = heatRows(found), heat = heatMap(rows);
-  byId("verdict").textContent = verdict(rows);
+  byId("verdict").replaceChildren(...verdict(rows));
+  writeView();
   byId("heat").replaceChildren(heat ?? h("p", { class: "note" }, found.length
     ? "Nothing to compare: no two systems ran under equal conditions. The tables state the differences."
     : "No run matches the filters."));
@@ -15,11 +16,12 @@ const refresh = () => {
   byId("contents").replaceChildren(...[...document.querySelectorAll("main section[id]")].filter((one) => !one.hidden)
     .map((one) => h("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
 };
+readView();
 byId("filters").replaceWith(filterBar(refresh));
 byId("variants").closest("label").hidden = !data.views[0].rows.some((row) => Object.keys(row.changes ?? {}).length);
-byId("apart").closest("label").hidden = !data.views.some((one) => one.tables.some((table) => table.reason));
-for (const box of ["variants", "apart"]) byId(box).addEventListener("change", refresh);
-byId("intervals").addEventListener("change", (event) => byId("tables").classList.toggle("wide", event.target.checked));
+byId("variants").checked = state.variants;
+byId("variants").addEventListener("change", (event) => { state.variants = event.target.checked; refresh(); });
+byId("intervals").addEventListener("change", (event) => document.querySelector("main").classList.toggle("wide", event.target.checked));
 byId("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark";
   const heat = heatMap(heatRows(shown())); // its colours follow the theme
