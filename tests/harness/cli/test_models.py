@@ -230,6 +230,12 @@ def test_differences_stay_silent_within_the_tolerances() -> None:
     recorded = document("1" * 100, 0.5)
     assert differences(document("1" * 95 + "0" * 5, 0.515), recorded) == []
     assert differences(document("1" * 30 + "0" * 2, 0.5), recorded) == []
+    assert differences(document("1" * 29 + "0" * 3, 0.5), recorded) == [
+        "accuracy of facts: 3 of 32 answers turned"
+    ]
+    more = document("1" * 100, 0.5)
+    more["accuracy"]["arithmetic"] = {"n": 2, "answers": "11"}
+    assert differences(more, recorded) == ["accuracy of arithmetic: not in the manifest"]
     assert differences(document("1" * 94 + "0" * 6, 0.5), recorded) == [
         "accuracy of facts: 6 of 100 answers turned"
     ]

@@ -1,5 +1,6 @@
 """FlashMoE's figures about caches, computed by hand."""
 
+import numpy as np
 import pytest
 
 from moebench.harness.reproduce.flashmoe.evictions import duel, eviction_map, hit_rates, regret
@@ -57,3 +58,12 @@ def test_hit_rates_by_size():
             row["lru"] == replay(make("evict", "lru"), steps, topology(2, 8, 2), 2 * size).hit_rate
         )
     assert rates[8]["lru"] == rates[8]["flashmoe"] == rates[8]["belady"]
+
+
+def test_regret_tells_the_layers_apart():
+    # Both layers: 0 1 2 0 1, but the second has them one later, so that its experts are others.
+    ids_TLK = np.stack([one_layer(0, 1, 2, 0, 1)[:, 0], one_layer(1, 2, 0, 1, 2)[:, 0]], axis=1)
+    alone = regret(make("evict", "lru"), [one_layer(0, 1, 2, 0, 1)], 3, 2, within=1)
+    both = regret(make("evict", "lru"), [ids_TLK], 3, 2, within=1)
+    assert both.evictions == 2 * alone.evictions
+    assert (both.refetched, both.idle) == (pytest.approx(alone.refetched), alone.idle)

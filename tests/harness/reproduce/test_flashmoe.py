@@ -150,6 +150,22 @@ def test_the_search_is_extrapolated_by_its_growth(
     assert "times 2.00 for each expert more" in found.conditions
 
 
+def test_reads_follow_the_decision_of_algorithm_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        times, "_timed_us", lambda work, repeats: 1000.0 if work() is not None else 0
+    )
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    decided = times.swaps_ms(evidence)
+    assert (decided.value, decided.badge) == (times.LAYERS, "measured")
+    found = times.swaps_and_reads_ms(evidence)
+    loaded = times.LAYERS * len(times.swaps(times._prompt_of_a_layer(), times.THRESHOLD))
+    assert loaded > 0
+    assert found.value == pytest.approx(times.LAYERS + loaded * times.READ_MS, rel=1e-5)
+    assert f"{loaded} experts at " in found.conditions
+
+
 def test_the_least_split_is_found() -> None:
     """Three experts: 0 and 3.5 on the host beside 30 for the one that is loaded, or 10.5 there."""
     assert times._least(3) == 10.5

@@ -351,6 +351,11 @@ def test_a_batch_that_cannot_be_is_refused(prompts, new_tokens, said, decoders):
         decoders["mixtral"].begin(prompts, new_tokens)
 
 
+def test_a_text_may_fill_the_last_position(decoders):
+    assert decoders["mixtral"].shape.max_positions == 64
+    decoders["mixtral"].begin([[1] * 60], 4)
+
+
 def test_an_unknown_rotary_embedding_is_refused_not_ignored(tmp_path):
     scaled = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
     path = make_checkpoint(tmp_path / "scaled", "mixtral", rope_parameters=scaled, head_dim=8)

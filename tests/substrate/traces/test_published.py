@@ -89,6 +89,10 @@ def test_a_text_that_was_read_can_be_taken_as_decoded(tmp_path):
         ({"ids": IDS + 3}, "names expert 6 of 6"),
         ({"ids": np.zeros_like(IDS)}, "same expert twice"),
         ({"scores": np.zeros((4, 2, 1), np.float16)}, "scores is"),
+        (
+            {"scores": np.full((4, 2, 2), -0.5, np.float16)},
+            "scores is -0.5 .*allowed: numbers from 0",
+        ),
         ({"ids": IDS[:0], "seq": np.zeros(0, np.int32)}, "no token"),
     ],
 )
