@@ -87,9 +87,11 @@ def report(
     named = [run for run in runs if not {"spec.system", "badge"} & {*lacks(run)}]
     if named:
         tables.append(("runs", runs_table(named, f"{len(named)} runs", brief)))
-    if failed:
-        lines_ = failures.lines(failed)
+    if lines_ := failures.lines(failed):
         tables.append(("failures", text_table("failed cells", failures.HEADERS, lines_)))
+    if why := failures.reasons(failed):
+        headers = failures.REASON_HEADERS
+        tables.append(("not-possible", text_table("not possible here", headers, why)))
     return Report(_by_name(tables), compared.left_out, compared)
 
 

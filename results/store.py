@@ -96,7 +96,8 @@ class Cell(NamedTuple):
         spec: the resolved spec.
         run_id: id of the latest run that finished it.
         error: error message in one line.
-        traceback: file with the traceback, relative to the store's folder.
+        traceback: file with the traceback, relative to the store's folder; None for a failed cell
+            that cannot run here, which is no defect.
         updated: ISO 8601, UTC.
     """
 
@@ -107,6 +108,11 @@ class Cell(NamedTuple):
     error: str | None = None
     traceback: str | None = None
     updated: str = ""
+
+    @property
+    def impossible(self) -> bool:
+        """Whether the cell cannot run here: its options, model, routing or memory do not fit."""
+        return self.state == "failed" and self.traceback is None
 
 
 class Store:
@@ -155,16 +161,21 @@ class Store:
         with self._transaction() as db:
             db.executemany(_INSERT_CELL, rows)
 
-    def fail(self, cell_id: str, spec: dict[str, Any], error: str, traceback: str) -> None:
-        """Store a cell's failure: its message in the database, its traceback in a file."""
-        line = visible(" ".join(error.split()))
-        file = self._traceback(cell_id)
-        with self._errors():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            half_written = file.with_suffix(".partial")
-            half_written.write_text(f"{line}\n\n{json.dumps(spec, indent=1)}\n\n{traceback}\n")
-            os.replace(half_written, file)
-        name = file.relative_to(self.directory).as_posix()
+    def fail(self, cell_id: str, spec: dict[str, Any], error: str, traceback: str | None) -> None:
+        """Store a cell's failure: its message in the database, its traceback in a file.
+
+        Args:
+            traceback: None for a cell that cannot run here.
+        """
+        line, name = visible(" ".join(error.split())), None
+        if traceback is not None:
+            file = self._traceback(cell_id)
+            with self._errors():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                half_written = file.with_suffix(".partial")
+                half_written.write_text(f"{line}\n\n{json.dumps(spec, indent=1)}\n\n{traceback}\n")
+                os.replace(half_written, file)
+            name = file.relative_to(self.directory).as_posix()
         with self._transaction() as db:
             text = _dump(spec, "spec")
             db.execute(_INSERT_CELL, (cell_id, "failed", text, None, line, name, _now()))

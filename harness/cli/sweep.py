@@ -49,7 +49,7 @@ def sweep(
 ) -> None:
     """Run every combination of the given axes; finished cells are not run again.
 
-    Exit code: 0 every cell is done, 1 a cell failed.
+    Exit code: 0 every cell that is possible here is done, 1 a cell failed or none is possible.
     """
     from moebench.harness import console
     from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
@@ -144,7 +144,7 @@ def _show_plan(
     cells: "Sequence[Job]", todo: "Sequence[Job]", known: dict[str, str], store: "Store",
     planned: "Planned", jobs: int | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """List the cells with state and estimated time; return 1 if a cell cannot run.
+    """List the cells with state and estimated time; return 1 if none can run.
 
     Args:
         known: of cells that were run before, whether they are stored or failed.
@@ -161,7 +161,7 @@ def _show_plan(
             progress(number, len(todo))
             if reason := planned.problem(job.spec):
                 problems[job.cell_id] = reason
-    state = {job.cell_id: "to run" for job in todo} | dict.fromkeys(problems, "cannot run")
+    state = {job.cell_id: "to run" for job in todo} | dict.fromkeys(problems, "not possible here")
     states = [state.get(job.cell_id) or known[job.cell_id] for job in cells]
     processes = 1 if jobs == 0 else processes_for(jobs)
     timed = store.wall_times({job.spec.system for job in todo}) if todo else []
@@ -180,17 +180,19 @@ def _show_plan(
         console.table("cells", ["cell", "state", "what"], lines)
     said = ", ".join(f"{n} {name}" for name, n in counts.items())
     for reason, times in Counter(problems.values()).items():
-        line = adapt_options(f"cannot run, {times} cells: {reason}", ["sweep"])
+        line = adapt_options(f"not possible here, {times} cells: {reason}", ["sweep"])
         console.stderr().print(line, markup=False)
     console.stderr().print(f"{len(cells)} cells: {said}; {processes} at a time, {guess}")
-    return 1 if problems else 0
+    return 1 if problems and len(problems) == len(cells) else 0
 
 
 def _sum_up(
     cells: "Sequence[Job]", ran: int, store: "Store", directory: Path, as_json: bool
 ) -> int:
-    """Print the number of finished cells; return 1 if a cell failed."""
+    """Print the number of finished cells; return 1 if a cell failed, or none could run."""
     from moebench.harness import console
+    from moebench.harness.cli.usage_errors import adapt_options
+    from moebench.reports.sections.failures import reasons
     from moebench.results.store_hints import in_store
 
     finished = store.finished(job.cell_id for job in cells)
@@ -204,10 +206,16 @@ def _sum_up(
         ]
         print(json_.dumps({"cells": rows}, sort_keys=True))
     done = sum(job.cell_id in finished for job in cells)
-    line = f"{len(cells)} cells: {done} done ({len(cells) - ran} were known), {len(failed)} failed"
+    cannot = [failures[job.cell_id] for job in failed if failures[job.cell_id].impossible]
+    broken = len(failed) - len(cannot)
+    line = f"{len(cells)} cells: {done} done ({len(cells) - ran} were known), {broken} failed"
     out, where = console.stderr(), in_store(directory)
-    out.print(f"{line}; moebench report{where} shows them")
-    if failed:
+    not_possible = f", {len(cannot)} not possible here" if cannot else ""
+    out.print(f"{line}{not_possible}; moebench report{where} shows them")
+    for why, count, which in reasons(cannot):
+        said = f"not possible here, {count} cells: {adapt_options(why, ['sweep'])} ({which})"
+        out.print(said, markup=False)
+    if broken:
         advice = "the same sweep with --retry-failed runs these cells again"
         out.print(f"moebench report{where} names the failures; {advice}")
-    return 1 if failed else 0
+    return 1 if broken or (cannot and not done) else 0

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from rich.console import Group
 from rich.live import Live
@@ -52,6 +52,11 @@ def board(total: int) -> Iterator[Board]:
         yield _Lines(total)
 
 
+def _is_failure(outcome: Finished | Failed) -> TypeGuard[Failed]:
+    """Return whether a cell failed; those that are not possible here are summed up at the end."""
+    return isinstance(outcome, Failed) and outcome.traceback is not None
+
+
 class _Lines:
     """Progress of a sweep as lines: one for every tenth of the cells and for every failure."""
 
@@ -64,7 +69,7 @@ class _Lines:
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
         self._done += 1
-        if isinstance(outcome, Failed):
+        if _is_failure(outcome):
             self._failed += 1
             error = " ".join(outcome.error.split())
             console.say(f"failed: {title(job.spec)}: {error}")
@@ -94,7 +99,7 @@ class _Live:
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
         self._now.pop(worker, None)
-        if isinstance(outcome, Failed):
+        if _is_failure(outcome):
             self._failed += 1
             error = visible(" ".join(outcome.error.split()))
             self.live.console.print(escape(f"failed: {title(job.spec)}: {error}"))

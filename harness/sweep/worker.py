@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moebench.results.samples import TokenSample
 from moebench.results.spec import OPTIONS, RunSpec
-from moebench.substrate.errors import MoeBenchError, UsageError
+from moebench.substrate.errors import BudgetError, MoeBenchError, UsageError
+from moebench.systems.registry import needs_import
 
 if TYPE_CHECKING:
     from moebench.harness.run.session import Prepared
@@ -45,10 +46,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A failed cell: the error in one line, and its traceback."""
+    """A failed cell: the error in one line, and its traceback; None if it cannot run here."""
 
     error: str
-    traceback: str
+    traceback: str | None
 
 
 def group_of(spec: RunSpec) -> str:
@@ -127,18 +128,25 @@ class Worker:
     def run(self, job: Job, code: str) -> Finished | Failed:
         """Run a cell; any exception becomes its failure.
 
+        What a system that ships with moebench refuses cannot run here; a refusal of a user's own
+        system may be a defect of it.
+
         Args:
             code: `code_hash` of the process that keeps the store.
         """
         from moebench.harness.run.identity import code_hash
 
+        if code != code_hash():
+            said = (
+                f"moebench is not the same here and there: {platform.node()} has another "
+                "version, or its files changed meanwhile; start the sweep again"
+            )
+            return Failed(said, said)
         try:
-            if code != code_hash():
-                raise UsageError(
-                    f"moebench is not the same here and there: {platform.node()} has another "
-                    "version, or its files changed meanwhile; start the sweep again"
-                )
             return self._run(job)
+        except (UsageError, BudgetError) as error:
+            own = needs_import(job.spec.system, job.spec.overrides)
+            return Failed(str(error), traceback.format_exc() if own else None)
         except MoeBenchError as error:
             return Failed(str(error), traceback.format_exc())
         except Exception as error:  # a bug here or in a system of the user's own: only this cell's

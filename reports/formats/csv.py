@@ -43,8 +43,10 @@ def write_csv(
         )
     if found := evaluations.lines(runs):
         files["evaluations.csv"] = csv_text(evaluations.HEADERS, found)
-    if failed:
-        files["failures.csv"] = csv_text(failures.HEADERS, failures.lines(failed))
+    if lines := failures.lines(failed):
+        files["failures.csv"] = csv_text(failures.HEADERS, lines)
+    if reasons := failures.reasons(failed):
+        files["not-possible.csv"] = csv_text(failures.REASON_HEADERS, reasons)
     return _write(directory, files)
 
 

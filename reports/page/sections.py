@@ -71,6 +71,13 @@ def tables(
             "Failed configurations of sweeps. Tracebacks are files in the store's folder; moebench "
             "sweep --retry-failed runs them again.",
         ),
+        Section(
+            "not-possible",
+            "Not possible here",
+            [Part("", failures.REASON_HEADERS, failures.reasons(failed))],
+            "Configurations of sweeps that cannot run: a system lacks what it reads, or memory is "
+            "too small.",
+        ),
     ]
     if components:
         shown = table(components)

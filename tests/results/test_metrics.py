@@ -92,7 +92,7 @@ def test_a_new_row_is_in_every_output(
     show_means(runs, means(runs))
     assert "swaps\t5.000 ± " in capsys.readouterr().out
     assert listed(runs, {}, {runs[0]["run_id"]})[0]["v"]["swaps"] == "4.000"
-    assert views(runs, {"a": 0, "b": 1})[0]["rows"][0]["v"]["swaps"]["text"] == "5.000"
+    assert views(runs, {"a": 0, "b": 1}, {})[0]["rows"][0]["v"]["swaps"]["text"] == "5.000"
     write_csv(runs, report(runs), tmp_path)
     assert "swaps" in (tmp_path / "runs.csv").read_text().splitlines()[0].split(",")
     assert "swaps.low" in (tmp_path / "comparisons.csv").read_text().splitlines()[0].split(",")
