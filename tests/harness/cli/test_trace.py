@@ -269,6 +269,9 @@ def test_info(recorded: Path) -> None:
     assert document["statistics"]["random_overlap"] == TOP_K / EXPERTS
     text = call("trace", "info", recorded).out
     assert "lag_overlap.1" in text
+    named = [line.split("\t")[0] for line in text.splitlines()]
+    assert {"model", "source: system", "array: ids"} <= {*named}
+    assert not {"arrays", "statistics", "source"} & {*named}, "they have lines of their own"
 
 
 def test_info_reads_arrays_that_not_every_run_reads(recorded: Path, tmp_path: Path) -> None:

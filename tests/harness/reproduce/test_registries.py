@@ -57,7 +57,7 @@ def test_the_results_that_ship_are_judged_by_these_bands(paper: PaperClaims) -> 
             assert result.reason == claim.not_measurable, result.id
         if result.measured is not None:
             assert result.verdict == claim.judge(result.measured), result.id
-            assert (result.reproduced, result.direction) == (
-                claim.bands.reproduced,
-                claim.bands.direction,
-            )
+        assert (result.reproduced, result.direction) == (
+            claim.bands.reproduced,
+            claim.bands.direction,
+        )

@@ -285,3 +285,39 @@ def test_a_sweep_leaves_out_where_it_does_not_exist_and_says_so(restricted):
     )  # fmt: skip
     assert code == 0
     assert "n/a: mine:OneAtATime with qwen2-57b-a14b: defined for 1 sequence" in out + error
+
+
+PLAIN = """
+from typing import ClassVar
+
+from moebench.systems.policies.evict import LeastRecentlyUsed
+from moebench.systems.smoe import SMoE
+
+
+class WithoutDataclass(SMoE):
+    depth: int = 2
+
+
+class OnlyOfTheClass(SMoE):
+    kinds: ClassVar[int] = 2
+
+
+class WithoutType(SMoE):
+    evict = LeastRecentlyUsed()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("WithoutDataclass", "has the field depth and is no dataclass"),
+        ("WithoutType", "evict has no type, so that nobody reads it"),
+        ("OnlyOfTheClass", ""),
+    ],
+)
+def test_fields_that_python_would_ignore_are_refused(own, name, said):
+    own("LeastRecentlyUsed")
+    Path("mine.py").write_text(PLAIN)
+    called = call("run", "--system", f"mine:{name}", *SMALL)
+    assert called.code == (2 if said else 0), called.err
+    assert said in called.err

@@ -132,7 +132,11 @@ def test_sequences_of_a_batch_go_in_lock_step_until_the_shortest_ends(path):
     assert [p.rows for p in pairs[0]] == [(2, 4), (1, 1), (1, 1)]
     second = pairs[0][1].gates[1].ids_TK
     assert np.array_equal(second, trace.ids_TLK[[2, 7 + 4], 1]), "both sequences' first decoded row"
-    assert len(next(iter(Replay(trace, shape, 2, 4, 2).batches))) == 2
+    short = next(iter(Replay(trace, shape, 2, 4, 2).batches))
+    assert len(short) == 2
+    for beyond in (2, -1):
+        with pytest.raises(IndexError):
+            short[beyond]
 
 
 def test_without_a_prompt_the_first_decoded_token_stands_for_it(path):
