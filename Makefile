@@ -34,7 +34,7 @@ native-or-not:
 
 # OpenCompass, which needs other versions than ours, in an environment of its own, and its test.
 opencompass: $(VENV)/installed $(OPENCOMPASS)/installed
-	$(BIN)/python -m pytest tests/harness/evaluate/test_opencompass.py
+	MOEBENCH_REQUIRE=1 $(BIN)/python -m pytest tests/harness/evaluate/test_opencompass.py
 
 # A hundred points of each fault that `make test` tries ten of: kills, full disks, jumping clocks.
 faults: $(VENV)/installed

@@ -1,9 +1,23 @@
-"""Selects hypothesis's examples: the same ones in every run, or new ones (`make fuzz`)."""
+"""Selects hypothesis's examples: the same ones in every run, or new ones (`make fuzz`).
+
+With ``MOEBENCH_REQUIRE=1`` a skipped test fails: for targets whose own test must not be skipped.
+"""
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("random", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("MOEBENCH_EXAMPLES", "repeatable"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[Any]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("MOEBENCH_REQUIRE"):
+        report.outcome, report.longrepr = "failed", f"skipped, and required: {report.longrepr}"
+    return report

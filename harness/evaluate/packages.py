@@ -4,6 +4,7 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from moebench.harness.checkout import checkout
 from moebench.substrate.errors import UsageError
 
 #: Folder into which `make opencompass` installs OpenCompass, next to the checkout's own
@@ -24,9 +25,13 @@ def require_lm_eval() -> str:
 
 def find_opencompass() -> Path | None:
     """Return the Python interpreter of OpenCompass's environment, or None if there is none."""
-    named = os.environ.get(OPENCOMPASS_VARIABLE)
-    folder = Path(named) if named else Path(__file__).parents[2] / OPENCOMPASS_FOLDER
-    python = folder / "bin" / "python"
+    named, root = os.environ.get(OPENCOMPASS_VARIABLE), checkout()
+    if named:
+        python = Path(named) / "bin" / "python"
+    elif root is not None:
+        python = root / OPENCOMPASS_FOLDER / "bin" / "python"
+    else:
+        return None
     return python if python.exists() else None
 
 

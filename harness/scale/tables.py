@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
+from moebench.harness.checkout import checkout
 from moebench.harness.scale.verify import judged
 from moebench.substrate.analysis.statistics import CACHE_SIZES, LAGS, USED_AFTER
 from moebench.substrate.analysis.targets import JUDGEMENTS, value_at
 from moebench.substrate.models.catalogue import read_manifest, verify_target
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale-models.md"
+_CHECKOUT = checkout()
+#: The page with these tables; None where there is no checkout.
+DOCS = None if _CHECKOUT is None else _CHECKOUT / "docs" / "scale-models.md"
 _BEGIN, _END = "<!-- verify -->", "<!-- /verify -->"
 
 #: Labels of the statistics that tables show, by their dotted path in a summary.
@@ -87,9 +90,11 @@ def counts(found: dict[str, dict[str, Any]]) -> str:
     return f"{said} of {len(given)} with a target"
 
 
-def write_docs(docs: Path) -> None:
+def write_docs(docs: Path | None) -> None:
     """Write the tables between the markers of ``docs/scale-models.md``, if that file exists."""
-    text = docs.read_text(encoding="utf-8") if docs.exists() else ""
+    if docs is None or not docs.exists():
+        return
+    text = docs.read_text(encoding="utf-8")
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if begin and end:
