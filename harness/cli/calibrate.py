@@ -63,9 +63,11 @@ def calibrate(
         if name.endswith("_ns")
     ]
     console.table("", ["part", "ms"], parts)
+    # Not through the package's links: their paths are of no use elsewhere.
+    shape = checkpoint.resolve() / "config.json"
     console.say(
         f"{profile['calibration']['error']['source']}; profile in {out}: use it with "
-        f"--machine {out} --model {checkpoint}/config.json --precision fp32"
+        f"--machine {out} --model {shape} --precision fp32"
     )
 
 
@@ -180,6 +182,8 @@ def _show(document: dict[str, Any]) -> None:
         "hits", "spread", "resident",
     ]  # fmt: skip
     console.table(f"{document['profile']}: {document['model']}", headers, rows)
+    for one in document["not_possible"]:
+        console.say(f"not possible here: {one['system']}: {one['reason']}")
     console.say(
         "resident: the error of a token of the resident model, right before and after the system's "
         "runs: so much the computer itself has moved since it was calibrated"

@@ -18,6 +18,7 @@ from moebench.harness.one_run import opened, run
 from moebench.harness.run.rules import resolve
 from moebench.results.document import dig
 from moebench.results.spec import RunSpec
+from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import load_profile
 
 #: What a table is expected to reach: errors of TPOT (mean, worst) and of TTFT.
@@ -55,24 +56,31 @@ def validate(
 ) -> Document:
     """Run every system measured and simulated; return the table with its provenance.
 
-    Raises MoeBenchError: the profile, the checkpoint or an option cannot be.
+    A system that cannot run here or on the profile is in ``not_possible``, with the reason.
+
+    Raises MoeBenchError: the profile, the checkpoint or an option cannot be, or no system can run.
     """
     profile = load_profile(str(request.profile))
     resident = replace(request, given={**request.given, **RESIDENT}, repeats=1)
     reference, _ = _measured(resident, "gpu-only", {}, scratch)
     expected = dig(_simulated(resident, "gpu-only", {}, reference, scratch), _TPOT)
     off = [expected / dig(reference, _TPOT) - 1]
-    rows, provenance = [], None
+    rows, refused, provenance = [], [], None
     for name, options in request.systems.items():
         progress(f"{name}: measured")
-        measured, measured_spread = _measured(request, name, options, scratch)
-        off.append(expected / dig(_measured(resident, "gpu-only", {}, scratch)[0], _TPOT) - 1)
-        progress(f"{name}: simulated")
-        simulated = _simulated(request, name, options, measured, scratch)
+        try:
+            measured, measured_spread = _measured(request, name, options, scratch)
+            off.append(expected / dig(_measured(resident, "gpu-only", {}, scratch)[0], _TPOT) - 1)
+            progress(f"{name}: simulated")
+            simulated = _simulated(request, name, options, measured, scratch)
+        except (UsageError, BudgetError) as error:
+            refused.append({"system": name, "options": dict(options), "reason": str(error)})
+            continue
         row = _row(name, options, measured, simulated, measured_spread)
         rows.append(row | {"resident": [round(error, 4) for error in off[-2:]]})
         provenance = provenance or measured["provenance"]
-    assert provenance is not None, "one system at least"
+    if provenance is None:
+        raise UsageError(f"no system can run here: {refused[0]['reason']}")
     return {
         "profile": profile.name,
         "profile_hash": profile.content_hash(),
@@ -81,6 +89,7 @@ def validate(
         "model": measured["measured"]["model"],
         "emulated_link_gb_s": request.link_gb_s,
         "rows": rows,
+        "not_possible": refused,
         "summary": summary(rows),
         "provenance": {
             key: provenance[key]

@@ -38,7 +38,11 @@ def reasons(cells: Sequence[Cell]) -> list[list[str]]:
             found.setdefault(why, []).append(title(cell.spec))
     order = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
     return [
-        [why, str(len(which)), "; ".join(sorted(which)[:NAMED]) + ("; ..." if len(which) > NAMED else "")]
+        [
+            why,
+            str(len(which)),
+            "; ".join(sorted(which)[:NAMED]) + ("; ..." if len(which) > NAMED else ""),
+        ]
         for why, which in order
     ]
 
