@@ -5,6 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OPENCOMPASS := .venv-opencompass
+# Installs into an environment: $(call install,its folder,what is said,packages and options).  What pip
+# says goes to a file, which is named if it fails.
+install = echo "$(2)" && { $(1)/bin/python -m pip install --disable-pip-version-check $(3) \
+  >> $(1)/install.log 2>&1 || { tail -n 20 $(1)/install.log; echo "failed; see $(1)/install.log"; exit 1; }; }
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
@@ -12,25 +16,25 @@ export OMP_NUM_THREADS ?= 1
 SEED ?= 1
 COUNT ?= 150
 
-.PHONY: run test fuzz faults mutants native native-or-not opencompass check lint format report bench browser \
-  libaio clean
+.PHONY: run test test-native fuzz faults mutants native opencompass check lint format bench browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
 	$(BIN)/moebench report --html report.html
 
-# A test file runs in one process; eight would want more memory than most laptops have.
-test: $(VENV)/installed native-or-not browser
+# A test file runs in one process; eight would want more memory than most laptops have.  Tests of
+# packages that must be compiled are skipped where these are not installed: `make test-native`.
+test: $(VENV)/installed browser
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 # Accelerate, DeepSpeed and llama.cpp, which run beside our systems: once, about 25 minutes of a
 # core, most of it compilers'.
 native: $(VENV)/native
 
-# Where they cannot be built, for want of a compiler say, their tests are skipped and say so.
-native-or-not:
-	@$(MAKE) --no-print-directory native \
-	  || echo "packages that run beside our systems are not all here: their tests will be skipped"
+# The tests of these packages, none of which may be skipped.
+test-native: native
+	MOEBENCH_REQUIRE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile \
+	  tests/harness/native tests/systems/native
 
 # OpenCompass, which needs other versions than ours, in an environment of its own, and its test.
 opencompass: $(VENV)/installed $(OPENCOMPASS)/installed
@@ -71,22 +75,21 @@ bench: $(VENV)/installed
 
 # torch first and pinned, so that the CPU build is taken where a machine offers one.
 $(VENV)/installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(call install,$(VENV),installing PyTorch,"torch==$$(sed -n 's/^torch==//p' constraints.txt)")
+	@$(call install,$(VENV),installing moebench and what its tests need,-c constraints.txt -e ".[dev]")
+	@touch $@
 
 $(VENV)/native: $(VENV)/installed | libaio
-	CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) $(BIN)/python -m pip install --quiet \
-	  --disable-pip-version-check -c constraints.txt -e ".[native]"
-	$(BIN)/python -m moebench.systems.native.operators
-	touch $@
+	@export CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc); \
+	  $(call install,$(VENV),compiling llama.cpp and DeepSpeed: about 25 minutes of a core,-c constraints.txt -e ".[native]")
+	@$(BIN)/python -m moebench.systems.native.operators
+	@touch $@
 
 $(OPENCOMPASS)/installed: constraints-opencompass.txt
-	test -x $(OPENCOMPASS)/bin/python || $(PYTHON) -m venv $(OPENCOMPASS)
-	$(OPENCOMPASS)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  -c constraints-opencompass.txt torch opencompass
-	touch $@
+	@test -x $(OPENCOMPASS)/bin/python || $(PYTHON) -m venv $(OPENCOMPASS)
+	@$(call install,$(OPENCOMPASS),installing OpenCompass: 2.2 GB,-c constraints-opencompass.txt torch opencompass)
+	@touch $@
 
 # DeepSpeed reads from NVMe with libaio; without its headers that part is not compiled, and its test
 # is skipped.
