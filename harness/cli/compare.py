@@ -63,7 +63,8 @@ def _show_tables(
     console.say_left_out(store)
     if not runs:
         where = store.directory
-        raise UsageError(f"no such runs in {where}; run: moebench sweep standard{in_store(where)}")
+        hint = f"moebench sweep --systems smoe,moe-ondemand --settings S3{in_store(where)}"
+        raise UsageError(f"no such runs in {where}; run: {hint}")
     specs = {title_of(run): run["spec"] for run in runs}
     found, left_out = tables.comparisons(
         runs, stated(), mixed, lambda run, title: _why_not(specs[title], run["spec"])
