@@ -82,10 +82,15 @@ def show(
         return
     lines = [[_text(value) for value in row.values()] for row in rows]
     console.table(f"{profile.name}: {profile.description}", list(rows[0]), lines)
-    console.say(
-        f"{profile.name} [{profile.badge}]: {profile.estimates} of {profile.numbers} numbers are "
-        f"estimates; software {profile.software.name}"
-    )
+    if profile.badge == "calibrated":
+        origin = "fitted to measurements on it"
+    else:
+        origin = (
+            f"{profile.estimates} of {profile.numbers} numbers are estimates, the others are "
+            "published; a run is marked datasheet if the estimates together move none of its "
+            "latencies by more than 5 %, else estimate"
+        )
+    console.say(f"{profile.name}: {origin}; software {profile.software.name}")
 
 
 @app.command()

@@ -92,7 +92,7 @@ def trade(measure: str, colours: Mapping[str, str]) -> Spec:
 OVER = {
     "batch": ("batch (sequences decoded together)", "d"),
     "alpha": ("α (substitution threshold)", "~g"),
-    "ratio": ("cache ratio (share of experts that fit on the device)", "~%"),
+    "ratio": ("capacity (share of experts that fit on the device)", "~%"),
 }
 
 

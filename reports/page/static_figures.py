@@ -208,7 +208,7 @@ def _rank(lane: str) -> int:
 
 
 def _over(tables: Sequence[_Table], over: str) -> Iterator[tuple[str, list[Plain]]]:
-    """Yield titles and rows of line charts over batch, α or cache ratio."""
+    """Yield titles and rows of line charts over batch, α or capacity."""
     group: Callable[[_Table], Any] = {
         "batch": lambda table: table.plain["overBatch"],
         "ratio": lambda table: table.plain["overRatio"],

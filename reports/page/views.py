@@ -74,7 +74,7 @@ def _table(table: Comparison) -> Plain:
 def _name_series(plain: list[Plain], tables: Sequence[Comparison]) -> None:
     """Number the sets of tables that differ only in the horizontal axis of a line chart.
 
-    Over batches the number of prompts may differ, over cache ratios the bytes of the device.
+    Over batches the number of prompts may differ, over capacities the bytes of the device.
     """
     for name, loose in (
         ("overBatch", ("device-memory", "prompts")),

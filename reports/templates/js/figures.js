@@ -29,7 +29,7 @@ const opens = (found) => (datum) => {
 };
 const label = (table) => (table.reason ? table.title : table.place);
 
-// Lines over batch, α or cache ratio, without lines of a single point.
+// Lines over batch, α or capacity, without lines of a single point.
 const overs = (found, over, name = `over-${over}`) => {
   const group = { batch: "overBatch", ratio: "overRatio" }[over];
   const groups = new Map();
@@ -123,13 +123,13 @@ const bounds = (found) => main(found).map((table) => ({ name: "bound", title: la
 const SECTIONS = [
   { id: "trade", title: "Speed against accuracy", forms: Object.fromEntries(["kl", "agreement", "score"].map((key) => [key, [figureOf[key].label, trades(key)]])),
     caption: "Each point is a system; a line joins its values of α. Dashed: the Pareto front; no other system is both faster and closer to the lossless model than one on it. Bounds are excluded." },
-  { id: "over", title: "TPOT over batch, α and cache ratio", forms: { batch: ["batch", (t) => [overs(main(t), "batch"), overs(t, "batch")].find((ones) => ones.length) ?? []], alpha: ["α", (t) => overs(t, "alpha")], ratio: ["cache ratio", (t) => overs(t, "ratio")] },
-    caption: "Mean TPOT of each system; bars are 95 % intervals over workloads and seeds, if there are several. All conditions are equal at each value of the horizontal axis; along it, device memory (cache ratio) or the number of prompts (batch) may differ." },
+  { id: "over", title: "TPOT over batch, α and capacity", forms: { batch: ["batch", (t) => [overs(main(t), "batch"), overs(t, "batch")].find((ones) => ones.length) ?? []], alpha: ["α", (t) => overs(t, "alpha")], ratio: ["capacity", (t) => overs(t, "ratio")] },
+    caption: "Mean TPOT of each system; bars are 95 % intervals over workloads and seeds, if there are several. All conditions are equal at each value of the horizontal axis; along it, device memory (capacity) or the number of prompts (batch) may differ." },
   { id: "time", title: "Parts of TPOT", forms: { share: ["share of TPOT", times("share")], ms: ["ms per token", times("ms")] },
     caption: "The device's time per decoded token: it computes, or waits for loads of experts, for experts computed on the host, or for the control thread, which launches its work." },
   { id: "ablation", title: "Ablation", forms: { steps: ["steps", ablations] },
     caption: "TPOT from the most reduced system (top) to the complete one (bottom). Each step restores a decision of the system; the percentage is the change from the step before. Other reduced systems are listed first." },
-  { id: "hits", title: "Cache hits by cache size", forms: { ratio: ["cache ratio", (t) => overs(t, "ratio", "hits")] },
+  { id: "hits", title: "Hit ratio by capacity", forms: { ratio: ["capacity", (t) => overs(t, "ratio", "hits")] },
     caption: "Share of the experts used by a decoded layer that were complete on the device when the layer's gate was known." },
   { id: "throughput", title: "Distribution of decode throughput over tokens", forms: { all: ["all", throughputs] },
     caption: "Each curve is a run: the share of its decoded tokens at this throughput or less (DuoServe-MoE, Fig. 6). Further right is faster, steeper is more uniform; dash patterns distinguish workloads. A token's throughput is batch / step time; prefill is excluded." },

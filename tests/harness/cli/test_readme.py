@@ -25,7 +25,7 @@ SMALLER = {
     "advise": ("--systems", "smoe,moe-ondemand", "--prompts", "1", "--new-tokens", "3"),
     "doctor": ("--system", "moe-ondemand"),
 }
-#: Commands whose exit code says what they found: no system within a budget, a system with a finding.
+#: Commands whose exit code says what they found: no system within a budget, a finding.
 FINDS = ("advise", "doctor")
 #: What a reader's own command must say beside what is typed there, by an option of it.
 LEARNS_FROM_FEW = ("--calibrate-texts", "2")
