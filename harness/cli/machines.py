@@ -87,8 +87,8 @@ def show(
     else:
         origin = (
             f"{profile.estimates} of {profile.numbers} numbers are estimates, the others are "
-            "published or fitted; a run is marked datasheet if the estimates together move none of its "
-            "latencies by more than 5 %, else estimate"
+            "published or fitted; a run is marked datasheet if the estimates together move none "
+            "of its latencies by more than 5 %, else estimate"
         )
     console.say(f"{profile.name}: {origin}; software {profile.software.name}")
 
