@@ -81,7 +81,7 @@ def sweep(
         opened = _workers(ray, jobs, folder, store, not no_samples)
         with opened as workers, board(len(todo)) as shown:
             carry_out(todo, kept, workers, shown)
-    raise typer.Exit(_sum_up(cells, len(todo), kept, store, json))
+    raise typer.Exit(_sum_up(cells, len(todo), kept, file is not None, json))
 
 
 def _specs(
@@ -187,11 +187,15 @@ def _show_plan(
 
 
 def _sum_up(
-    cells: "Sequence[Job]", ran: int, store: "Store", directory: Path, as_json: bool
+    cells: "Sequence[Job]", ran: int, store: "Store", from_file: bool, as_json: bool
 ) -> int:
-    """Print the number of finished cells; return 1 if a cell failed, or none could run."""
+    """Print the number of finished cells; return 1 if a cell failed, or none could run.
+
+    Args:
+        from_file: the cells are a file's, whose fields reasons name in place of options.
+    """
     from moebench.harness import console
-    from moebench.harness.cli.usage_errors import adapt_options
+    from moebench.harness.cli.usage_errors import adapt_options, as_fields
     from moebench.reports.sections.failures import reasons
     from moebench.results.store_hints import in_store
 
@@ -209,12 +213,12 @@ def _sum_up(
     cannot = [failures[job.cell_id] for job in failed if failures[job.cell_id].impossible]
     broken = len(failed) - len(cannot)
     line = f"{len(cells)} cells: {done} done ({len(cells) - ran} were known), {broken} failed"
-    out, where = console.stderr(), in_store(directory)
+    out, where = console.stderr(), in_store(store.directory)
     not_possible = f", {len(cannot)} not possible here" if cannot else ""
     out.print(f"{line}{not_possible}; moebench report{where} shows them")
     for why, count, which in reasons(cannot):
-        said = f"not possible here, {count} cells: {adapt_options(why, ['sweep'])} ({which})"
-        out.print(said, markup=False)
+        named = as_fields(why) if from_file else adapt_options(why, ["sweep"])
+        out.print(f"not possible here, {count} cells: {named} ({which})", markup=False)
     if broken:
         advice = "the same sweep with --retry-failed runs these cells again"
         out.print(f"moebench report{where} names the failures; {advice}")

@@ -76,6 +76,18 @@ def adapt_options(said: str, arguments: list[str] | None) -> str:
     return _OPTION.sub(fit, said)
 
 
+def as_fields(said: str) -> str:
+    """Return a usage error of a run that names the fields of a sweep's file, not options."""
+    flags = {one.flag: f"`{name}`" for name, one in OPTIONS.items()} | {"--set": "`set`"}
+    advised = [match.span() for match in _COMMAND.finditer(said)]
+
+    def fit(match: re.Match[str]) -> str:
+        inside = any(start <= match.start() < end for start, end in advised)
+        return match.group() if inside else flags.get(match.group(), match.group())
+
+    return _OPTION.sub(fit, said)
+
+
 def _options(typed: list[str]) -> tuple[list[str], set[str]]:
     """Return the typed command and its options; empty if no command was typed."""
     path, params = _command(typed)

@@ -148,6 +148,17 @@ def test_systems_that_need_future_routing_are_not_possible_in_any_order(first: s
     assert alone.code == 1, "nothing could run"
 
 
+def test_reasons_name_fields_of_a_file_and_options_of_the_command() -> None:
+    Path("s.yaml").write_text(
+        "common: {setting: S3, workload: arithmetic, prompts: 1, new_tokens: 2}\n"
+        "product: {system: [belady, moe-ondemand]}\n"
+    )
+    said = call("sweep", "s.yaml", "--jobs", "0").err
+    assert "for example `trace` DIR or `routing` drawn (belady" in said
+    assert "--trace" not in said
+    assert "for example --traces DIR or --routings drawn" in sweep("--systems", "belady").err
+
+
 def test_a_measured_cell_is_measured_once() -> None:
     axes = ("--systems", "moe-ondemand", "--machines", "local", "--cache-ratios", "0.3")
     assert sweep(*axes, "--settings", "S3").code == 0
