@@ -219,7 +219,8 @@ def _sum_up(
     for why, count, which in reasons(cannot):
         named = as_fields(why) if from_file else adapt_options(why, ["sweep"])
         out.print(f"not possible here, {count} cells: {named} ({which})", markup=False)
-    if broken:
-        advice = "the same sweep with --retry-failed runs these cells again"
-        out.print(f"moebench report{where} names the failures; {advice}")
+    if failed:
+        again = "runs" if broken else "tries"
+        advice = f"the same sweep with --retry-failed {again} these cells again"
+        out.print(f"moebench report{where} names the failures; {advice}" if broken else advice)
     return 1 if broken or (cannot and not done) else 0

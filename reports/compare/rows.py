@@ -45,7 +45,8 @@ class Row(NamedTuple):
         differs: conditions, as text, that differ from those of most rows; only with ``--mixed``.
         reference: why it is a bound rather than a competitor; empty for a competitor.
         lossless: whether every run computed the lossless model's tokens.
-        remarks: limits of its scores: at chance level, answers that were cut.
+        remarks: whether it is lossy, and limits of its scores: at chance level, answers that were
+            cut.
         missing: why there is no run, for a system that is not applicable.
     """
 
@@ -84,7 +85,8 @@ def row_of(
     badges = ", ".join(sorted({basis(run) for run in runs}))
     ids = tuple(str(run["run_id"]) for run in runs)
     lossless = all(map(is_lossless, runs))
-    return Row(system, values, badges, ids, differs, _reference(runs), lossless, _remarks(runs))
+    remarks = (*(() if lossless else ("lossy",)), *_remarks(runs))
+    return Row(system, values, badges, ids, differs, _reference(runs), lossless, remarks)
 
 
 def _reference(runs: Sequence[Document]) -> str:

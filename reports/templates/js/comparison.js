@@ -255,6 +255,10 @@ const verdict = (rows) => {
     const systems = new Map([...one.systems].filter(([, row]) => row.lossless !== false)), best = leaders([...systems.values()]);
     return { ...one, systems, best, least: best[0]?.v.tpot_ms.mean };
   }).filter(({ best }) => best.length);
+  // Runs of a sweep have no interval of their own: over fewer than three cells nothing tells systems apart.
+  const blind = rows.filter(({ systems, best }) => best.length === 1 &&
+    [...systems.values()].every((row) => row === best[0] || row.v.ratio_best.low === undefined)).length;
   const mixed = rows.some(({ systems }) => [...systems.values()].some((row) => row.lossless === false));
-  return [sentence("system", rows), mixed && lossless.length ? sentence("lossless system", lossless) : null].filter(Boolean);
+  return [sentence("system", rows), mixed && lossless.length ? sentence("lossless system", lossless) : null,
+    blind ? h("p", { class: "caption" }, `In ${blind} of ${plural(rows.length, "comparison")} no interval is known, and the lowest counts as the fastest.`) : null].filter(Boolean);
 };

@@ -27,11 +27,14 @@ SMALLER = {
 }
 #: Commands whose exit code says what they found: no system within a budget, a finding.
 FINDS = ("advise", "doctor")
-#: What a reader's own command must say beside what is typed there, by an option of it.
-LEARNS_FROM_FEW = ("--calibrate-texts", "2")
+#: Systems that learn from hundreds of texts.
+LEARN, FROM_FEW = ("flashmoe", "duoserve"), ("--calibrate-texts", "2")
 
-#: Packages that a command needs.
-NEEDS = {"native-llamacpp": "llama_cpp", "lm-eval": "lm_eval"}
+#: Packages that a command needs, and how they are installed.
+NEEDS = {
+    "native-llamacpp": ("llama_cpp", "make native"),
+    "lm-eval": ("lm_eval", "pip install '.[eval]'"),
+}
 
 
 def typed() -> Iterator[str]:
@@ -62,16 +65,12 @@ def test_a_command_of_the_readme_does_what_it_says(
     line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    for name, package in NEEDS.items():
+    for name, (package, how) in NEEDS.items():
         if name in line and find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+            pytest.skip(f"{package} is not installed: {how}")
     words = shlex.split(line)
-    few = SMALLER.get(words[0], ())
-    # One of several, and the option that the line itself gives, are not given twice.
-    few = few if "--scoring" not in words else tuple(w for w in few if w != "--no-interval")
-    learns = "--system" in words and words[words.index("--system") + 1] in ("flashmoe", "duoserve")
-    more = (*few, *(LEARNS_FROM_FEW if learns else ()))
-    if "compare" in words or "RUN" in words or "report" in words:
+    more = (*SMALLER.get(words[0], ()), *(FROM_FEW if {*LEARN} & {*words} else ()))
+    if words[0] in ("compare", "report", "show"):
         for system in ("smoe", "moe-ondemand"):
             made = call("run", "--system", system, "--setting", "S3", *FEW, "--json")
             assert made.code == 0, made.err
