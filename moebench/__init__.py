@@ -1,12 +1,21 @@
 """moebench: compare systems that run Mixture-of-Experts models on a device too small to hold them.
 
-    from moebench import System, build, prepare, resolve, run
+    import moebench as mb
+
+    mb.run("smoe", setting="S3").frame()
+    mb.sweep(system=["smoe", "daop"], setting="S3", batch=[1, 3]).compare().frame()
 
 Names are imported when they are first used, so that ``import moebench`` costs nothing.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers
+    from moebench.harness.api.compare import compare as compare
+    from moebench.harness.api.run import run as run
+    from moebench.harness.api.sweep import sweep as sweep
+    from moebench.harness.api.trace import trace as trace
 
 _HOMES = {
     "Active": "moebench.substrate.engine.decisions",
@@ -45,11 +54,12 @@ _HOMES = {
     "UsageError": "moebench.substrate.errors",
     "best_scores": "moebench.substrate.engine.decisions",
     "build": "moebench.systems.options",
+    "compare": "moebench.harness.api.compare",
     "fetches": "moebench.substrate.engine.decisions",
-    "prepare": "moebench.harness.one_run",
-    "resolve": "moebench.harness.run.rules",
-    "run": "moebench.harness.one_run",
+    "run": "moebench.harness.api.run",
     "split": "moebench.substrate.engine.decisions",
+    "sweep": "moebench.harness.api.sweep",
+    "trace": "moebench.harness.api.trace",
 }
 
 __all__ = sorted(_HOMES)

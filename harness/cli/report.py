@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moebench.harness import console
-from moebench.harness.cli.compare import stated
 from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE, option
 from moebench.substrate.errors import UsageError
 
@@ -48,6 +47,7 @@ def report(
     json: JSON = False,
 ) -> None:
     """Show comparisons, accuracy and single runs, or write them as HTML, CSV, LaTeX or figures."""
+    from moebench.harness.api.compare import stated
     from moebench.harness.arguments import require_file, require_folder
     from moebench.reports.report import report as all_tables
     from moebench.results.store import Store
@@ -117,6 +117,7 @@ def _write_page(
     out: Path, store: "Store", runs: Runs, views: list["View"], failed: list["Cell"],
     claims: list["PaperResult"],
 ) -> None:  # fmt: skip
+    from moebench.harness.api.compare import stated
     from moebench.harness.run.repeat import repeats
     from moebench.reports.page.page import Contents, render
     from moebench.reports.page.runs import detailed
@@ -146,6 +147,7 @@ def _write_tables(
 
 
 def _write_figures(directory: Path, store: "Store", runs: Runs, views: list["View"]) -> None:
+    from moebench.harness.api.compare import stated
     from moebench.reports.compare.conditions import lacks
     from moebench.reports.compare.tables import comparisons, matrix
     from moebench.reports.formats.svg import write_figures

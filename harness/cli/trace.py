@@ -65,12 +65,14 @@ def record(
     data_dir: Annotated[Path | None, option("Folder of evaluation sets.")] = None,
 ) -> None:
     """Record the routing of a run; with float16 the run itself uses the rounded scores."""
+    from moebench.harness.api.trace import Recorded
+    from moebench.harness.api.trace import record as record_traces
     from moebench.harness.arguments import find_data_dir
-    from moebench.harness.cli.trace_record import record as record_traces
 
+    workloads = [None] if workload is None else workload.split(",")
     record_traces(
-        given, [None] if workload is None else workload.split(","), find_data_dir(data_dir), out,
-        every=all_, scores=scores.value, states=states,
+        given, workloads, find_data_dir(data_dir), out, all_, Recorded(scores.value, states),
+        console.progress, console.say,
     )  # fmt: skip
 
 

@@ -102,10 +102,10 @@ def expand(
     if not isinstance(plan.get("record", ""), str):
         raise UsageError(f"record is {brief(plan['record'])}; allowed: a command, as text")
     _check_once(plan)
-    common = _fields(plan.get("common") or {}, "common")
+    common = fields(plan.get("common") or {}, "common")
     axes = [*_product(plan.get("product") or {}), *_zips(plan.get("zip") or [])]
     excluded, optional = (
-        [_fields(row, part) for row in _list(plan.get(part) or [])]
+        [fields(row, part) for row in _list(plan.get(part) or [])]
         for part in ("exclude", "optional")
     )
     left_out: dict[str, None] = {}
@@ -180,11 +180,11 @@ def _entry(key: object, entry: object, where: str) -> list[Given]:
     if isinstance(entry, Mapping) and key != "set":
         if not entry:
             raise UsageError(f"{where}: {key} {{}}: expected a value, or the fields that it sets")
-        return [_fields(entry, f"{where}: {key}")]
-    return [_fields({key: entry}, where)]
+        return [fields(entry, f"{where}: {key}")]
+    return [fields({key: entry}, where)]
 
 
-def _fields(row: object, where: str) -> Given:
+def fields(row: object, where: str) -> Given:
     """Return a mapping's values, each validated against its field's type."""
     return {str(key): _value(key, value, where) for key, value in _mapping(row, where).items()}
 

@@ -36,6 +36,16 @@ class Board(Protocol):
         """Called when a worker has finished a cell or the cell has failed."""
 
 
+class Unseen:
+    """A board that shows nothing."""
+
+    def started(self, worker: int, job: Job) -> None:
+        """Do nothing."""
+
+    def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
+        """Do nothing."""
+
+
 def title(spec: RunSpec) -> str:
     """Return a short title of a cell."""
     return visible(failures.title(spec.model_dump()))

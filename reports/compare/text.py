@@ -123,3 +123,29 @@ def document(table: Comparison) -> dict[str, Any]:
             for row in table.rows
         ],
     }
+
+
+def records(table: Comparison) -> list[dict[str, Any]]:
+    """Return a row per system: the table's conditions, then each figure with its interval."""
+    shared = {
+        "table": table.title, **table.place._asdict(), **table.common, "apart": table.reason,
+        "cells": len(table.cells),
+    }  # fmt: skip
+    return [shared | _system(table, row) for row in table.rows]
+
+
+def _system(table: Comparison, row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "system": row.system, "badge": row.badge, "bound": row.reference,
+        "remarks": "; ".join(row.remarks), "runs": " ".join(row.run_ids),
+    }  # fmt: skip
+    for key in (metric.key for metric in shown("compare")):
+        value = row.values.get(key)
+        low, high = (value and value.interval) or (None, None)
+        marks = table.marks.get(key)
+        found |= {
+            key: value and value.mean, f"{key}.low": low, f"{key}.high": high,
+            f"{key}.n": value and value.n, f"{key}.stderr": value and value.stderr,
+            f"{key}.place": None if marks is None else marks.place(row.system),
+        }  # fmt: skip
+    return found

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moebench.reports.compare.rows import Row
-from moebench.reports.compare.tables import Comparison
+from moebench.reports.compare.text import records
 from moebench.reports.formats import latex
 from moebench.reports.report import Report
 from moebench.reports.sections import evaluations, failures
@@ -14,7 +13,6 @@ from moebench.reports.sections.runs import fields, rows
 from moebench.results.accuracy_table import AccuracyRow
 from moebench.results.csvfile import csv_text
 from moebench.results.document import Document
-from moebench.results.metrics import shown
 from moebench.results.store import Cell
 from moebench.substrate.files import write_text
 
@@ -33,7 +31,7 @@ def write_csv(
     files = {"runs.csv": _csv(_runs(runs))}
     if report.compared.tables:
         files["comparisons.csv"] = _csv(
-            [line for table in report.compared.tables for line in _comparison(table)]
+            [line for table in report.compared.tables for line in records(table)]
         )
     if accuracy:
         cells = [row for view in accuracy for one in view.series for row in one.rows]
@@ -56,32 +54,6 @@ def _runs(runs: Sequence[Document]) -> list[dict[str, Any]]:
         {**row, **{f"spec.{name}": value for name, value in fields(run["spec"]).items()}}
         for run, row in zip(runs, rows(runs), strict=True)
     ]
-
-
-def _comparison(table: Comparison) -> list[dict[str, Any]]:
-    """Return a row per system: the table's conditions, then each figure with its interval."""
-    shared = {
-        "table": table.title, **table.place._asdict(), **table.common, "apart": table.reason,
-        "cells": len(table.cells),
-    }  # fmt: skip
-    return [shared | _system(table, row) for row in table.rows]
-
-
-def _system(table: Comparison, row: Row) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "system": row.system, "badge": row.badge, "bound": row.reference,
-        "remarks": "; ".join(row.remarks), "runs": " ".join(row.run_ids),
-    }  # fmt: skip
-    for key in (metric.key for metric in shown("compare")):
-        value = row.values.get(key)
-        low, high = (value and value.interval) or (None, None)
-        marks = table.marks.get(key)
-        found |= {
-            key: value and value.mean, f"{key}.low": low, f"{key}.high": high,
-            f"{key}.n": value and value.n, f"{key}.stderr": value and value.stderr,
-            f"{key}.place": None if marks is None else marks.place(row.system),
-        }  # fmt: skip
-    return found
 
 
 def write_latex(report: Report, directory: Path) -> list[Path]:

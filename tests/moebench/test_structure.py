@@ -47,6 +47,7 @@ LAYERS = [
     "harness.one_run",
     "harness.conformance",
     "harness.sweep",
+    "harness.api",
     "harness.machines",
     "harness.guard",
     "harness.advise",

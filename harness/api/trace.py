@@ -1,18 +1,23 @@
-"""Implements ``moebench trace record``: runs that record every gate and prediction."""
+"""Records routing traces: what `moebench trace record` and `moebench.trace` do.
 
-from collections.abc import Iterator, Mapping, Sequence
+A trace holds every gate and prediction of a run; `moebench.run(..., trace=DIR)` replays it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Unpack
 
-from moebench.harness import console
-from moebench.harness.arguments import require_folder, require_new
+from moebench.harness.api.options import Options, SystemName, given_of
+from moebench.harness.api.run import Shown, console_progress, silent
+from moebench.harness.arguments import find_data_dir, require_folder, require_new
+from moebench.harness.run.execute import run
 from moebench.harness.run.live import LiveSession, prepare
 from moebench.harness.run.rules import resolve
 from moebench.harness.settings import settings
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import scale_names
-from moebench.substrate.traces.file import Header
+from moebench.substrate.traces.file import Header, TraceFile, open_trace
 from moebench.substrate.traces.record import Kept, TraceRecorder, header_of, recorded_predictions
 from moebench.substrate.traces.writer import writing
 from moebench.systems.options import build
@@ -21,9 +26,48 @@ from moebench.systems.options import build
 MACHINE = "a6000"
 
 
+def trace(
+    out: Path | str, *, system: SystemName = "gpu-only", scores: Kept = "float16",
+    states: bool | None = None, data_dir: Path | str | None = None, progress: bool = False,
+    **options: Unpack[Options],
+) -> TraceFile:  # fmt: skip
+    """Record the routing of a run as a trace in a new folder, and open it.
+
+        moebench.trace("facts", model="mixtral-8x7b", workload="facts", prompts=8)
+        moebench.run("smoe", trace="facts", setting="S3")
+
+    Args:
+        out: the trace's folder; it must not exist.
+        scores: type of the stored scores; a float32 trace replays exactly as the live run.
+        states: whether hidden states and embeddings are recorded; None is with scale models only.
+        system, data_dir, progress, options: as of `moebench.run`.
+
+    Raises MoeBenchError: one line that says what, where and what is allowed.
+    """
+    folder = Path(out)
+    require_new("out", folder)
+    found = find_data_dir(None if data_dir is None else Path(data_dir))
+    given = given_of(system, options, "trace")
+    (spec,) = _specs(given, [given.get("workload")], False, found)
+    _record(spec, found, folder, Recorded(scores, states), console_progress if progress else silent)
+    return open_trace(folder)
+
+
+class Recorded(NamedTuple):
+    """What a trace keeps.
+
+    Attributes:
+        scores: the type of recorded scores, states and embeddings.
+        states: whether states and embeddings are recorded; None is with scale models only.
+    """
+
+    scores: Kept
+    states: bool | None
+
+
 def record(
     given: Mapping[str, Any], workloads: Sequence[str | None], data_dir: Path | None, out: Path,
-    every: bool, scores: Kept, states: bool | None,
+    every: bool, kept: Recorded, shown: Shown, say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Record the requested traces; of several, existing ones are kept.
 
@@ -32,8 +76,7 @@ def record(
         workloads: one, or several for as many traces.
         out: the trace's folder; where there may be several, their parent.
         every: one trace for each shipped scale model and workload.
-        scores: the type of recorded scores, states and embeddings.
-        states: whether states and embeddings are recorded; None is with scale models only.
+        say: told of each trace.
     """
     several = every or len(workloads) > 1
     if several:
@@ -43,9 +86,11 @@ def record(
     for spec in list(_specs(given, workloads, every, data_dir)):
         folder = out / f"{spec.model}__{spec.workload}" if several else out
         if several and folder.exists():
-            console.stderr().print(f"{folder} exists")
+            say(f"{folder} exists")
             continue
-        _record(spec, data_dir, folder, scores, spec.weights is None if states is None else states)
+        _record(spec, data_dir, folder, kept, shown)
+        megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+        say(f"{folder}: {spec.prompts} sequences, {megabytes:.1f} MB")
 
 
 def _specs(
@@ -74,18 +119,17 @@ def _setting_of(model: str) -> dict[str, str]:
     return {"setting": names[0]} if names else {"model": model}
 
 
-def _record(spec: RunSpec, data_dir: Path | None, out: Path, scores: Kept, states: bool) -> None:
-    from moebench.harness.run.execute import run
-
+def _record(
+    spec: RunSpec, data_dir: Path | None, out: Path, kept: Recorded, shown: Shown
+) -> None:
+    states = spec.weights is None if kept.states is None else kept.states
     session = prepare(spec, data_dir)
     with writing(out, _header(session)) as writer:
         predictions = recorded_predictions(session.system.lookaheads, spec.system)
         writer.describe(predictions=predictions)
-        session.wrap = lambda model: TraceRecorder(model, writer, scores, states)
-        with console.progress(f"{spec.model} on {spec.workload}") as progress:
+        session.wrap = lambda model: TraceRecorder(model, writer, kept.scores, states)
+        with shown(f"{spec.model} on {spec.workload}") as progress:
             run(session, out.parent, progress)
-    megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
-    console.stderr().print(f"{out}: {spec.prompts} sequences, {megabytes:.1f} MB")
 
 
 def _header(session: LiveSession) -> Header:

@@ -1,0 +1,1 @@
+"""The Python interface (`moebench.run`, `sweep`, `compare`, `trace`), which the commands call."""
