@@ -1,6 +1,6 @@
 """Benchmark of a GPU: copy rates, and systems with their control thread's share of decode.
 
-    python -m benchmarks.cuda [--weights DIR] [--cache-ratio 0.25] [--device-memory 12GB]
+    python -m benchmarks.cuda [--weights DIR] [--capacity 0.25] [--device-memory 12GB]
                               [--precision bf16] [--prompts 4] [--new-tokens 32]
 
 The first table compares copies of expert records with the link's best rate: large copies from
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, default=Path("wide"))
     parser.add_argument("--store", type=Path, default=Path(".moebench"))
-    parser.add_argument("--cache-ratio", type=float, default=0.25)
+    parser.add_argument("--capacity", type=float, default=0.25)
     parser.add_argument("--device-memory")
     parser.add_argument("--precision", default="bf16", choices=DTYPES)
     parser.add_argument("--prompts", type=int, default=4)

@@ -20,7 +20,7 @@ from moebench.results.document import dig, routing_of, system_of
 from moebench.results.metrics import metric_of
 from moebench.results.store import Store
 
-FIGURES = [metric_of(key) for key in ("tpot_ms", "ttft_ms", "cache_ratio")]
+FIGURES = [metric_of(key) for key in ("tpot_ms", "ttft_ms", "hit_ratio")]
 TPOT = FIGURES[0].path
 
 Document = dict[str, Any]

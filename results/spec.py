@@ -87,6 +87,8 @@ class Option:
             always, or in replays alone.
         axis: its parameter of `moebench sweep`; "" if only a sweep's file has it.
         typed: its parameter on the command line; "" for the field's name.
+        former: names of an option that was renamed, which are still understood: of the option, and
+            of its axis.  A sweep's file and Python then understand ``typed``, too.
         unit: of a value that is typed as text with its unit, the unit of the field.
         word: a word that may be typed in place of a number.
         shown: the default as ``--help`` shows it; "" shows a field's own where it is a number.
@@ -106,6 +108,7 @@ class Option:
     own: Literal["never", "always", "replay"] = "never"
     axis: str = ""
     typed: str = ""
+    former: tuple[str, str] | None = None
     unit: Literal["", "GiB", "GB/s"] = ""
     word: str = ""
     shown: str = ""
@@ -120,12 +123,17 @@ class Option:
     @property
     def flag(self) -> str:
         """The option's flag: ``--device-memory`` for ``device_memory_gib``."""
-        return f"--{(self.typed or self.name).replace('_', '-')}"
+        return flag_of(self.typed or self.name)
 
     @property
     def plain(self) -> Any:
         """Type of its values without their range: str, int, float, bool or dict."""
         return str if get_origin(self.type) is Literal else get_origin(self.type) or self.type
+
+
+def flag_of(name: str) -> str:
+    """Return a parameter's flag: ``--cache-ratio`` for ``cache_ratio``."""
+    return f"--{name.replace('_', '-')}"
 
 
 class RunSpec(BaseModel):
@@ -187,7 +195,8 @@ class RunSpec(BaseModel):
     cache_ratio: Annotated[float | None, Field(gt=0, le=1), Option(
         help="Share of the routed experts that fit on the device, 0 to 1.",
         detail="A share of all routed experts; without it or `slots` they fill the memory.",
-        part="follows", own="always", axis="cache_ratios")] = None
+        part="follows", own="always", axis="capacities", typed="capacity",
+        former=("cache_ratio", "cache_ratios"))] = None
     slots: Annotated[int | None, Field(gt=0, le=MOST), Option(
         help="Number of routed experts that fit on the device.",
         part="follows", own="always")] = None

@@ -14,7 +14,7 @@ Experts on the host are computed there, one layer ahead, from a prediction.
     pre-calculation          §IV-C   PredictedRouting.routes_ahead; the engine computes the host's
                                      experts on the state of the layer before
     graceful degradation     §IV-C   PredictedRouting.route
-    expert cache ratio, ECR  §V-A    --cache-ratio
+    expert cache ratio, ECR  §V-A    --capacity
 
 Deviations and readings, where the paper is silent:
 

@@ -19,7 +19,7 @@ non-expert weights are loaded at the start.  Records are on the disk if host mem
 them: in settings with the paper's `free_host_gb` of about 1.  Records that were read stay in that
 memory while there is room, as files do in Linux's page cache.  `torch.load` reads one record at a
 time (`parallel_reads`).  Eq. 1 is the device memory left beside the non-expert weights, in records,
-shared equally by the layers; `--cache-ratio` lowers it, as in F1 and F2: 24 experts a layer.
+shared equally by the layers; `--capacity` lowers it, as in F1 and F2: 24 experts a layer.
 
 Prefill (§3.1) reads each routed expert once a pass, and the eviction policy decides which of them
 are kept.  Decode does the same with one row.  The policy is evaluated while experts load; its cost

@@ -224,7 +224,7 @@ class LowestOfItsLayer(Eviction):
             raise BudgetError(
                 f"evict=mrs-shipped keeps experts of each of {layers} layers and stages the others "
                 f"of one: {cache.slots} slots are too few, {experts + layers - 1} would do; give a "
-                "larger --cache-ratio"
+                "larger --capacity"
             )
         self.reserve = self.transient = experts - each
         self._scores = (CodedScores if self.as_coded else RecentScores)(shape, SMOOTHING, 0)

@@ -9,7 +9,7 @@ residents concurrently with the host.
     paper and code                                     moebench
     ──────────────                                     ────────
     GPU expert mask, --kt-num-gpu-experts              all slots except the staged layer's:
-                                                       ``--slots``, ``--cache-ratio``
+                                                       ``--slots``, ``--capacity``
     --kt-expert-placement-strategy uniform             PlaceById: n of each layer, lowest ids
       frequency                                        ``place=popular``
       front-loading                                    ``place=front-loading``
@@ -108,7 +108,7 @@ class Hybrid(Assignment):
         if self.reserve > cache.slots:
             raise BudgetError(
                 f"layer-wise prefill stages {self.reserve} experts, the device has {cache.slots} "
-                "slots; give a larger --cache-ratio, or --set assign.threshold=0"
+                "slots; give a larger --capacity, or --set assign.threshold=0"
             )
 
     def assign(self, view: LayerView, active: Active) -> Plan:

@@ -87,7 +87,7 @@ class WholeLayer(Prefetching):
             raise BudgetError(
                 f"prefetch=whole-layer needs {shape.num_experts} slots for each of its buffers; "
                 f"the device has {cache.slots}; give --slots {self.slots(shape)}, or a larger "
-                "--cache-ratio"
+                "--capacity"
             )
         self._layers, self._row = shape.moe_layers, shape.moe_rows
         self._experts = range(shape.num_experts)

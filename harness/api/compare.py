@@ -1,14 +1,13 @@
 """Compares stored runs: what `moebench compare` and `moebench.compare` do."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moebench.harness.api.results import frame_of
+from moebench.harness.api.frames import frame_of
 from moebench.harness.settings import settings
 from moebench.reports.compare import pair, tables
 from moebench.reports.compare.conditions import title_of
@@ -198,9 +197,7 @@ def _is_wanted(run: Document, wanted: Wanted) -> bool:
 # ----------------------------------------------------------------------------- pairs
 
 
-def paired(
-    store: Store, names: tuple[str, str], wanted: Wanted, mixed: Collection[str]
-) -> Pairs:
+def paired(store: Store, names: tuple[str, str], wanted: Wanted, mixed: Collection[str]) -> Pairs:
     """Return the comparison of two runs, or of two systems' runs under equal conditions.
 
     Raises UsageError: no two runs have equal conditions.
@@ -226,9 +223,7 @@ class _Selected(NamedTuple):
     system: bool
 
 
-def _selected(
-    store: Store, runs: Sequence[Document], name: str, wanted: Wanted
-) -> _Selected:
+def _selected(store: Store, runs: Sequence[Document], name: str, wanted: Wanted) -> _Selected:
     """Return a system's runs, the oldest first, or the run whose id begins with ``name``."""
     named = [run for run in runs if name in (title_of(run), system_of(run["spec"]))]
     if not named:

@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
     batch: int
     prompts: int
     new_tokens: int
-    cache_ratio: float
+    capacity: float
     slots: int
     allow_overcommit: bool
     device_memory_gib: float

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from moebench.harness.api.frames import frame_of
 from moebench.results.document import Document, basis, is_lossless
 from moebench.results.metrics import METRICS
 from moebench.results.samples import read_samples
 from moebench.results.spec import RunSpec
-from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas
@@ -93,7 +93,7 @@ class Runs(Sequence[Document]):
     def _repr_html_(self) -> str:
         shown = self.frame().dropna(axis="columns", how="all")
         names = ["run_id", "system", "setting", "model", "machine", "workload", "batch", "badge",
-                 "tpot_ms", "ttft_ms", "cache_ratio", "score", "kl"]  # fmt: skip
+                 "tpot_ms", "ttft_ms", "hit_ratio", "score", "kl"]  # fmt: skip
         return str(shown[[name for name in names if name in shown]].to_html())
 
 
@@ -108,20 +108,6 @@ def _row(run: Document) -> dict[str, Any]:
         metric.key: metric.read(run) for metric in METRICS if metric.path or metric.of is not None
     }
     return {"run_id": run["run_id"], **facts, **about, **figures}
-
-
-def frame_of(
-    rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None
-) -> "pandas.DataFrame":
-    """Return rows as a data frame.
-
-    Raises UsageError: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise UsageError("frame() needs pandas: pip install pandas") from error
-    return pandas.DataFrame(list(rows), columns=None if columns is None else list(columns))
 
 
 def documents_of(store: Any, run_ids: Iterable[str]) -> Iterator[Document]:

@@ -122,8 +122,9 @@ def _specs(
 
 def _values(value: object) -> Iterable[object]:
     """Return the values of an axis: those of a collection, or the one that was given."""
-    one = isinstance(value, str | Mapping) or not isinstance(value, Collection)
-    return [value] if one else value
+    if isinstance(value, Collection) and not isinstance(value, str | Mapping):
+        return value
+    return [value]
 
 
 def _plain(value: object) -> object:

@@ -119,9 +119,7 @@ def _setting_of(model: str) -> dict[str, str]:
     return {"setting": names[0]} if names else {"model": model}
 
 
-def _record(
-    spec: RunSpec, data_dir: Path | None, out: Path, kept: Recorded, shown: Shown
-) -> None:
+def _record(spec: RunSpec, data_dir: Path | None, out: Path, kept: Recorded, shown: Shown) -> None:
     states = spec.weights is None if kept.states is None else kept.states
     session = prepare(spec, data_dir)
     with writing(out, _header(session)) as writer:

@@ -86,13 +86,13 @@ def _describe_systems(what: Listing, json: bool) -> None:
 
 def _options() -> list[dict[str, Any]]:
     """Return one row for each option of a run, from `results.spec`."""
-    from moebench.results.spec import EVERY, OPTIONS
+    from moebench.results.spec import EVERY, OPTIONS, flag_of
 
     return [
         {
             "option": option.flag,
-            "field": "set" if option.plain is dict else option.name,
-            "sweep": f"--{option.axis.replace('_', '-')}" if option.axis else None,
+            "field": option.typed if option.former or option.plain is dict else option.name,
+            "sweep": flag_of(option.axis) if option.axis else None,
             "default": option.shown or (None if option.default in (None, {}) else option.default),
             "what": f"{option.help} {option.detail}".rstrip(),
             "refused": ", ".join(sorted(EVERY - option.on)) or None,

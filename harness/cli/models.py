@@ -163,7 +163,7 @@ def _import_weights(source: Path, out: Path | None, precision: str) -> None:
         f"common weights, {size / 1e9:.4g} GB, in {out}"
     )
     console.say(
-        f"use it: moebench run --system smoe --weights {out} --machine local --cache-ratio 0.25"
+        f"use it: moebench run --system smoe --weights {out} --machine local --capacity 0.25"
     )
 
 
@@ -179,7 +179,7 @@ def fetch(
     out = download(repo, out or FETCHED / repo, revision)
     console.say(f"{repo} in {out}")
     console.say(
-        f"use it: moebench run --system smoe --weights {out} --machine local --cache-ratio 0.25"
+        f"use it: moebench run --system smoe --weights {out} --machine local --capacity 0.25"
     )
     console.say(f"or split it once, so that later starts are short: moebench models import {out}")
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from moebench.results.spec import OPTIONS, Option
+from moebench.results.spec import OPTIONS, Option, flag_of
 
 Command = Callable[..., Any]
 
@@ -62,7 +62,11 @@ def takes_axes(**changed: Changed) -> Callable[[Command], Command]:
         name: Parameter(
             option.axis, Parameter.KEYWORD_ONLY, default=None,
             annotation=Annotated[
-                str | None, typer.Option(help=changed.get(name, UNCHANGED).help or option.help)
+                str | None,
+                typer.Option(
+                    *([flag_of(option.axis), flag_of(option.former[1])] if option.former else []),
+                    help=changed.get(name, UNCHANGED).help or option.help,
+                ),
             ],
         )
         for name, option in OPTIONS.items() if option.axis
@@ -79,6 +83,8 @@ def parameter(option: Option, changed: Changed = UNCHANGED) -> Parameter:
         words = [] if option.negatable else [option.flag]
     elif kind is dict:
         kind, words = list[str], [option.flag]
+    elif option.former is not None:
+        words = [option.flag, flag_of(option.former[0])]
     elif option.unit or option.word:
         kind = str
     elif option.path == "is":

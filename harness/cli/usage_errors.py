@@ -4,7 +4,7 @@ import re
 import sys
 from typing import Any
 
-from moebench.results.spec import OPTIONS
+from moebench.results.spec import OPTIONS, flag_of
 from moebench.substrate.errors import UsageError
 
 #: Words that Python reads as numbers that are not finite.
@@ -59,7 +59,7 @@ def adapt_options(said: str, arguments: list[str] | None) -> str:
     path, options = _options(typed)
     advised = [match.span() for match in _COMMAND.finditer(said)]
     given = {word.partition("=")[0] for word in typed}
-    axes = {one.flag: f"--{one.axis.replace('_', '-')}" for one in OPTIONS.values() if one.axis}
+    axes = {one.flag: flag_of(one.axis) for one in OPTIONS.values() if one.axis}
 
     def fit(match: re.Match[str]) -> str:
         option = match.group()

@@ -208,7 +208,7 @@ def _one_count_of_experts(draft: Draft) -> None:
     if all(key in draft.chosen for key in SLOTS):
         ratio, slots = (draft.chosen[key] for key in SLOTS)
         raise UsageError(
-            f"--cache-ratio {ratio} and --slots {slots}: both say how many experts the device "
+            f"--capacity {ratio} and --slots {slots}: both say how many experts the device "
             "keeps; give one of them"
         )
 

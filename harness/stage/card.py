@@ -171,7 +171,7 @@ def _fit(card: Accelerator, offer: _Allowed, sizes: Mapping[str, int]) -> str:
     if taken > offer.count_bytes:
         raise BudgetError(
             f"{parts} are {taken / 1e9:.3g} GB; of the {total / 1e9:.3g} GB of {card.name} "
-            f"{offered}; give a smaller --cache-ratio or --slots, or a larger --device-memory"
+            f"{offered}; give a smaller --capacity or --slots, or a larger --device-memory"
         )
     card.limit(offer.count_bytes + WORKSPACE_BYTES)
     return f"{taken / 1e9:.3g} GB of its {total / 1e9:.3g} GB used ({parts}), {offered}"

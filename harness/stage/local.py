@@ -54,7 +54,7 @@ class LocalKind:
             return found
         if spec.cache_ratio is None and spec.slots is None:
             raise UsageError(
-                "--machine local: how many experts may be on the device? give --cache-ratio, "
+                "--machine local: how many experts may be on the device? give --capacity, "
                 "--slots, or --setting NAME, whose machine's share is taken"
             )
         # One memory serves as device and host memory; the run's ratio or slots set the budget.

@@ -50,6 +50,9 @@ FIELDS: dict[str, Any] = {
     for name, option in OPTIONS.items()
 }
 
+#: Other keys of fields, by key.
+KEYS = {option.typed: name for name, option in OPTIONS.items() if option.former}
+
 Given = dict[str, Any]
 
 #: Prints one line about omitted cells.
@@ -148,7 +151,7 @@ def _check_once(plan: Mapping[str, Any]) -> None:
     for columns in _list(plan.get("zip") or []):
         given += [("zip", key) for key in _mapping(columns, "zip")]
     first: dict[object, str] = {}
-    for part, key in given:
+    for part, key in ((part, KEYS.get(str(key), key)) for part, key in given):
         if key in first and key != "set":
             raise UsageError(f"{key} is in {first[key]} and in {part}; allowed: in one of them")
         first.setdefault(key, part)
@@ -186,10 +189,15 @@ def _entry(key: object, entry: object, where: str) -> list[Given]:
 
 def fields(row: object, where: str) -> Given:
     """Return a mapping's values, each validated against its field's type."""
-    return {str(key): _value(key, value, where) for key, value in _mapping(row, where).items()}
+    given = _mapping(row, where)
+    for key, name in KEYS.items():
+        if key in given and name in given:
+            raise UsageError(f"{where}: {key} and {name} are one field; allowed: one of them")
+    return {KEYS.get(str(key), str(key)): _value(key, v, where) for key, v in given.items()}
 
 
 def _value(key: object, value: object, where: str) -> Any:
+    key = KEYS.get(str(key), key)
     if key not in FIELDS:
         raise UnknownNameError(f"field in {where}", str(key), FIELDS)
     if key == "set":
@@ -327,11 +335,11 @@ def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
 
 def _filled(key: str, template: str, spec: RunSpec) -> str:
     """Return a path such as ``traces/{model}-{workload}``, filled with a cell's field values."""
-    fields = spec.model_dump()
+    known = spec.model_dump()
     try:
-        return template.format_map(fields)
+        return template.format_map(known)
     except (KeyError, ValueError, IndexError, AttributeError) as error:
-        raise UsageError(f"{key} {template}: no field {error}; known: {', '.join(fields)}") from (
+        raise UsageError(f"{key} {template}: no field {error}; known: {', '.join(known)}") from (
             error
         )
 

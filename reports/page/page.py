@@ -156,7 +156,7 @@ def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
         "specs": {
             **{f"trade-{name}": comparison.trade(name, of_bases) for name in comparison.TRADES},
             **{f"over-{name}": comparison.lines(name, of_lines) for name in comparison.OVER},
-            "hits": comparison.lines("ratio", of_lines, "cache_ratio"),
+            "hits": comparison.lines("ratio", of_lines, "hit_ratio"),
             "time-ms": comparison.where_time_goes(share=False),
             "time-share": comparison.where_time_goes(share=True),
             "ablation": comparison.ablation(),

@@ -105,7 +105,7 @@ def static_figures(
         for title, rows in _over(main if over == "batch" else tables, over):
             drawn.append((f"{over} {title}", comparison.lines(over, of_lines), rows))
             if over == "ratio":
-                hits = comparison.lines(over, of_lines, "cache_ratio")
+                hits = comparison.lines(over, of_lines, "hit_ratio")
                 drawn.append((f"hits {title}", hits, rows))
     for index, view in enumerate(accuracy):
         for found in sections.accuracy(index, view)["figures"]:

@@ -144,7 +144,7 @@ class Cuda:
         except torch.cuda.OutOfMemoryError as error:
             raise BudgetError(
                 f"{count} slots take {count * stride_bytes / 1e9:.3g} GB, {self.name} has "
-                f"{self.memory()[0] / 1e9:.3g} GB free; give a smaller --cache-ratio or --slots"
+                f"{self.memory()[0] / 1e9:.3g} GB free; give a smaller --capacity or --slots"
             ) from error
         _cuda.synchronize()  # the zeros are written before other streams copy records there
         return memory

@@ -137,7 +137,7 @@ class CudaMachine(LocalMachine):
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise BudgetError(
                 f"the memory of {self._card.name} that this run may use is full; give a smaller "
-                "--batch, shorter prompts, or a smaller --cache-ratio or --slots"
+                "--batch, shorter prompts, or a smaller --capacity or --slots"
             ) from error
 
     def _try_expert(self, row: Tensor) -> None:

@@ -66,7 +66,7 @@ def rows(count: int, stride_bytes: int, what: str) -> Tensor:
     if free is not None and size > free:
         raise BudgetError(
             f"{what} take {size / 1e9:.3g} GB, this computer has {free / 1e9:.3g} GB of memory to "
-            "spare; give a smaller --cache-ratio or --slots, or a smaller model"
+            "spare; give a smaller --capacity or --slots, or a smaller model"
         )
     try:
         memory = mmap.mmap(-1, max(1, size))

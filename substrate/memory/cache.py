@@ -66,7 +66,7 @@ def equal_pools(
         raise BudgetError(
             f"{tier.name} memory: room for {slots} experts, one token of one layer pins "
             f"{shape.top_k}" + (f" and each of {layers} layers needs one" if pools > 1 else "")
-            + "; give more memory, or a larger --cache-ratio or --slots"
+            + "; give more memory, or a larger --capacity or --slots"
         )  # fmt: skip
     return (slots // pools,) * pools
 

@@ -289,7 +289,7 @@ def plan(request: Request) -> Capacity:
         raise BudgetError(
             f"{wanted} experts of {record / 1e6:.4g} MB do not fit: {request.room.device} holds "
             f"{fits} of {total} beside the common weights; choose a larger machine, a smaller "
-            "--cache-ratio or --slots, or --allow-overcommit to simulate a device that could"
+            "--capacity or --slots, or --allow-overcommit to simulate a device that could"
         )
     return Capacity(
         device, host, offered, chosen, common, min(wanted, total), from_disk, streams_from_disk,

@@ -142,7 +142,7 @@ class NeverEvict(Eviction):
         if self.reserve >= cache.slots:
             raise BudgetError(
                 f"evict.staging={self.staging} keeps {self.reserve} of {cache.slots} slots empty; "
-                "give fewer, or a larger --cache-ratio"
+                "give fewer, or a larger --capacity"
             )
 
     def placed(self, key: int) -> None:
@@ -178,7 +178,7 @@ class OnePlaceholder(Eviction):
         if self.reserve >= cache.slots:
             raise BudgetError(
                 f"the placeholder keeps {self.reserve} of {cache.slots} slots empty; give a larger "
-                "--cache-ratio"
+                "--capacity"
             )
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:

@@ -20,7 +20,7 @@ from tests.harness.commands import SMALL
 from tests.harness.tiny import EXPERTS, LAYERS, TOP_K
 
 REPLAY = (
-    "run", "--trace", "t", "--system", "moe-ondemand", "--machine", "a6000", "--cache-ratio", "0.5",
+    "run", "--trace", "t", "--system", "moe-ondemand", "--machine", "a6000", "--capacity", "0.5",
     "--no-interval", "--json",
 )  # fmt: skip
 WEIGHTS = (

@@ -63,7 +63,7 @@ def running(text: str, names: tuple[str, ...], good: bool | None, about: str) ->
         sys.dont_write_bytecode = True
 
     arguments = (
-        "run", "--system", f"{module}:Mine", *SMALL, "--cache-ratio", "0.25", "--no-interval",
+        "run", "--system", f"{module}:Mine", *SMALL, "--capacity", "0.25", "--no-interval",
         "--json",
     )  # fmt: skip
     return Case(arguments, prepare, names, good, lambda called: finite(called.json), about)

@@ -13,7 +13,7 @@ from tests.fuzz_inputs.door import Case, Door, finite, weighted
 from tests.harness.commands import SMALL
 
 RUN = (
-    "run", "--system", "moe-ondemand", *SMALL, "--model", "qwen2-57b-a14b", "--cache-ratio", "0.25",
+    "run", "--system", "moe-ondemand", *SMALL, "--model", "qwen2-57b-a14b", "--capacity", "0.25",
     "--no-interval", "--json",
 )  # fmt: skip
 SHOW = ("machines", "components", "--json")

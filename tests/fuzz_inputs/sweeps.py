@@ -176,7 +176,7 @@ def flags(draw: st.DrawFn) -> Case:
     option, value = draw(
         st.sampled_from(
             [("--batches", "1,,2"), ("--batches", "true"), ("--batches", "1;2"), ("--batches", ""),
-             ("--alphas", "nan"), ("--cache-ratios", "nan"), ("--seeds", "1.5"), ("--systems", ","),
+             ("--alphas", "nan"), ("--capacities", "nan"), ("--seeds", "1.5"), ("--systems", ","),
              ("--prompts", "1e9"), ("--models", "nope"), ("--jobs", "-1"), ("--jobs", "x"),
              ("--store", ""), ("--set", "alpha=nan"), ("--set", "x"), ("--routings", "x"),
              ("--machines", "./nope.yml"), ("--workloads", "nope"), ("--data-dir", "nowhere")]

@@ -27,7 +27,8 @@ OPTIONS = {
     "run": {
         "--system", "--variant", "--setting", "--workload", "--machine", "--software", "--model",
         "--weights", "--precision", "--batch", "--alpha", "--prompts", "--new-tokens",
-        "--cache-ratio", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
+        "--capacity", "--cache-ratio",
+        "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
         "--set", "--scoring", "--few-shot", "--plain-prompts", "--calibrate-from",
         "--calibrate-texts", "--seed", "--seeds",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
@@ -36,7 +37,8 @@ OPTIONS = {
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",
-        "--batches", "--alphas", "--cache-ratios", "--prompts", "--new-tokens", "--seeds",
+        "--batches", "--alphas", "--capacities", "--cache-ratios",
+        "--prompts", "--new-tokens", "--seeds",
         "--routings",
         "--traces", "--set", "--jobs", "--ray", "--dry-run", "--force", "--retry-failed",
         "--no-samples", "--data-dir", "--store", "--json",
@@ -59,7 +61,8 @@ OPTIONS = {
     },
     "advise": {
         "--tpot-ms", "--accuracy-loss", "--by", "--setting", "--model", "--machine", "--software",
-        "--weights", "--precision", "--workload", "--batch", "--cache-ratio", "--systems",
+        "--weights", "--precision", "--workload", "--batch", "--capacity", "--cache-ratio",
+        "--systems",
         "--alphas", "--prompts", "--new-tokens", "--calibrate-texts", "--seed", "--jobs",
         "--data-dir", "--store", "--json",
     },
@@ -68,13 +71,15 @@ OPTIONS = {
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
         "--profile", "--weights", "--model", "--emulated-link", "--systems", "--set",
-        "--cache-ratio", "--workload", "--batch", "--prompts", "--new-tokens",
+        "--capacity", "--cache-ratio",
+        "--workload", "--batch", "--prompts", "--new-tokens",
         "--calibrate-texts", "--repeats", "--data-dir", "--store", "--out", "--json",
     },
     "eval": {
         "--engine", "--tasks", "--system", "--variant", "--setting", "--machine", "--software",
         "--model", "--weights", "--precision", "--batch", "--alpha", "--prompts", "--few-shot",
-        "--mode", "--max-length", "--cache-ratio", "--slots", "--allow-overcommit", "--set",
+        "--mode", "--max-length", "--capacity", "--cache-ratio",
+        "--slots", "--allow-overcommit", "--set",
         "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
         "--store", "--force", "--json", "--expert-dtype", "--device-memory", "--free-host-gb",
         "--emulated-link", "--page-cache", "--device",
@@ -86,7 +91,8 @@ OPTIONS = {
     "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {
         "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",
-        "--routing", "--trace", "--batch", "--cache-ratio", "--set", "--tokens", "--data-dir",
+        "--routing", "--trace", "--batch", "--capacity", "--cache-ratio",
+        "--set", "--tokens", "--data-dir",
         "--store", "--json", "--weights", "--precision", "--expert-dtype", "--prompts",
         "--new-tokens", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
         "--seed", "--scoring", "--few-shot", "--plain-prompts", "--calibrate-from",
@@ -106,7 +112,8 @@ OPTIONS = {
     "models targets": {"--data-dir", "--write", "--json"},
     "trace record": {
         "--out", "--setting", "--workload", "--workloads", "--all", "--system", "--model",
-        "--weights", "--machine", "--cache-ratio", "--alpha", "--set", "--batch", "--prompts",
+        "--weights", "--machine", "--capacity", "--cache-ratio",
+        "--alpha", "--set", "--batch", "--prompts",
         "--new-tokens", "--seed", "--scores", "--states", "--data-dir",
     },
     "trace info": {"--tokens", "--json"},
@@ -190,8 +197,8 @@ PUBLIC = [
     "Forecast", "Form", "ForwardPass", "HardwareProfile", "Home", "Lane", "LayerView", "Lookahead",
     "ModelShape", "MoeBenchError", "NO_EXPERT", "Op", "OpKind", "Placement", "Plan", "Policy",
     "Predictor", "Prefetching", "Prompts", "Routed", "RoutedSequence", "Routing", "RunSpec",
-    "Store", "System", "UsageError", "best_scores", "build", "fetches", "prepare", "resolve",
-    "run", "split",
+    "Store", "System", "UsageError", "best_scores", "build", "compare", "fetches", "run", "split",
+    "sweep", "trace",
 ]  # fmt: skip
 
 
@@ -279,17 +286,6 @@ def test_a_system_of_ones_own_is_written_with_public_names(mine: Path, source: s
         assert document["spec"]["options"]["evict"] == "EvictByLayer"
         assert document["spec"]["options"]["evict.last"] == "True"
         assert document["lossless"]
-
-
-def test_run_from_python_is_stored(tmp_path: Path) -> None:
-    """As the package's own description shows."""
-    spec = moebench.resolve(
-        None, system="moe-ondemand", setting="S3", workload="arithmetic", prompts=1, new_tokens=2
-    )
-    outcome = moebench.run(moebench.prepare(spec, None), tmp_path)
-    store = moebench.Store(tmp_path)
-    store.put(outcome.document, outcome.picture)
-    assert store.get(outcome.document["run_id"]) == outcome.document
 
 
 # --------------------------------------------------------------------------- light to start

@@ -42,8 +42,8 @@ def test_a_row_holds_the_documents_numbers() -> None:
         "bound_ratio": 1.8382,
         "ttft_ms": 912.75,
         "tokens_per_s": 13.42,
-        "cache_ratio": 0.4712,
-        "cache_ratio_begun": 0.6108,
+        "hit_ratio": 0.4712,
+        "hit_ratio_begun": 0.6108,
         "score": 40.62,
         "stderr": 8.68,
         "agreement": 0.962,
@@ -91,7 +91,7 @@ def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
     lacking = {key for key, value in row.items() if value is None}
     assert lacking == {
         "setting", "alpha", "tpot_ms", "tpot_low_ms", "tpot_high_ms", "bound_tpot_ms",
-        "bound_ratio", "cache_ratio", "cache_ratio_begun", "repeated_4grams", "score", "stderr",
+        "bound_ratio", "hit_ratio", "hit_ratio_begun", "repeated_4grams", "score", "stderr",
         "agreement", "kl", "device_busy", "link_busy", "host_busy", "set", "perplexity", "floor",
         "cut",
     }  # fmt: skip
@@ -103,7 +103,7 @@ def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
     [
         ("tpot_ms", 61.23456, "61.23"),
         ("tpot_ms", 0.0, "0.00"),
-        ("cache_ratio", 0.4712, "47.1"),
+        ("hit_ratio", 0.4712, "47.1"),
         ("alpha", 0.25, "0.25"),
         ("batch", 16, "16"),
         ("device_busy", 1.0, "100"),
@@ -114,7 +114,7 @@ def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
         ("agreement", 0.99996, "99.996"),
         ("agreement", 1.0, "100.0"),
         ("score", 0.004, "0.004"),
-        ("cache_ratio", 0.0004, "0.04"),
+        ("hit_ratio", 0.0004, "0.04"),
     ],
 )
 def test_cells_are_written_in_the_headers_unit(key: str, value: object, text: str) -> None:

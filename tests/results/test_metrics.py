@@ -44,7 +44,7 @@ def test_the_documentation_holds_the_table() -> None:
 
 def test_a_figure_is_written_in_its_unit() -> None:
     assert metric_of("bytes_h2d").full(9_876_543_210) == "9.877 GB"
-    assert metric_of("cache_ratio").full(0.4712) == "47.1 %"
+    assert metric_of("hit_ratio").full(0.4712) == "47.1 %"
     assert metric_of("bound_ratio").full(1.8382) == "1.84"
 
 

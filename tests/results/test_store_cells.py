@@ -190,7 +190,7 @@ def test_an_older_view_is_made_again_by_the_first_write(store: Store) -> None:
     assert sql_of_view(store) == old, "reading changes nothing"
     store.put(document("def", metrics={"cache_ratio_begun": 0.75}))
     with closing(sqlite3.connect(store.path)) as db:
-        rows = db.execute("SELECT run_id, cache_ratio_begun FROM metrics ORDER BY run_id")
+        rows = db.execute("SELECT run_id, hit_ratio_begun FROM metrics ORDER BY run_id")
         assert rows.fetchall() == [("abc", None), ("def", 0.75)]
     assert version_of(store) == SCHEMA_VERSION
     assert sql_of_view(store) == view()

@@ -185,7 +185,7 @@ def test_one_slot_is_the_placeholders():
     assert policy.reserve == 1
     policy.start(model, cache(model, 9, "layer"))
     assert policy.reserve == 2
-    with pytest.raises(BudgetError, match=r"keeps 1 of 1 slots empty; give a larger --cache-ratio"):
+    with pytest.raises(BudgetError, match=r"keeps 1 of 1 slots empty; give a larger --capacity"):
         policy.start(model, cache(model, 1))
 
 

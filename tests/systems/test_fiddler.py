@@ -162,7 +162,7 @@ def test_published_and_shipped_fiddler_use_their_policies():
 def test_one_slot_stays_empty():
     assert started(OnePlaceholder()).reserve == 1
     assert started(OnePlaceholder(), layers=2, slots=5, scope="layer").reserve == 2
-    with pytest.raises(BudgetError, match=r"keeps 1 of 1 slots empty; give a larger --cache-ratio"):
+    with pytest.raises(BudgetError, match=r"keeps 1 of 1 slots empty; give a larger --capacity"):
         OnePlaceholder().start(shape(top_k=1), cache(shape(top_k=1), 1))
     assert OnePlaceholder().victim(np.ones(8, dtype=bool), 3) is None
 

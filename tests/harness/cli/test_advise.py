@@ -10,7 +10,7 @@ from tests.harness.commands import call, refused, run
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
 SHORT = ("--setting", "S3", "--workload", "arithmetic", "--prompts", "2", "--new-tokens", "4",
-         "--jobs", "0", "--cache-ratio", "0.25")  # fmt: skip
+         "--jobs", "0", "--capacity", "0.25")  # fmt: skip
 FEW = (*SHORT, "--systems", "smoe,moe-ondemand,daop", "--alphas", "0,0.3,0.6")
 
 
@@ -31,7 +31,7 @@ def test_a_wide_budget_takes_the_fastest_lossless_system() -> None:
     assert found["advice"].startswith(f"Use {best['system']}")
     assert found["commands"][0].startswith(f"moebench run --system {best['system']} --setting S3")
     # What is advised is a run of the store, as the run command makes it.
-    alone = run("smoe", *SHORT[2:8], "--cache-ratio", "0.25", "--alpha", "0")
+    alone = run("smoe", *SHORT[2:8], "--capacity", "0.25", "--alpha", "0")
     assert alone["run_id"] == smoe["run_id"]
     assert alone["metrics"]["tpot_ms"]["mean"] == pytest.approx(smoe["tpot"]["value"], abs=1e-5)
 

@@ -84,7 +84,7 @@ def refused(*arguments: str | Path) -> str:
         (("run", "--system", "smoe", "--model", SCALE_MODEL), r"no machine: .*--machine NAME"),
         (
             ("run", "--system", "smoe", "--model", SCALE_MODEL, "--machine", "local"),
-            r"--machine local: how many experts .* give --cache-ratio, --slots, or --setting",
+            r"--machine local: how many experts .* give --capacity, --slots, or --setting",
         ),
         (
             ("run", "--system", "accelerate", "--setting", "S3", "--machine", "local"),
@@ -110,10 +110,10 @@ def test_names(arguments: tuple[str, ...], says: str) -> None:
         (("--new-tokens", "many"), r"'--new-tokens'"),
         (("--seed", "x"), r"'--seed'"),
         (("--precision", "int3"), r"--precision int3: .*'bf16'.*'4bit'"),
-        (("--cache-ratio", "1.5"), r"--cache-ratio 1.5: .*less than or equal to 1"),
-        (("--cache-ratio", "0"), r"--cache-ratio 0.0: .*greater than 0"),
-        (("--cache-ratio", "nan"), r"--cache-ratio nan: .*finite"),
-        (("--cache-ratio", "half"), r"'--cache-ratio'"),
+        (("--capacity", "1.5"), r"--capacity 1.5: .*less than or equal to 1"),
+        (("--capacity", "0"), r"--capacity 0.0: .*greater than 0"),
+        (("--capacity", "nan"), r"--capacity nan: .*finite"),
+        (("--capacity", "half"), r"'--capacity'"),
         (("--alpha", "1.5"), r"alpha is 1.5; allowed: 0 to 1"),
         (("--alpha", "-0.1"), r"alpha is -0.1; allowed: 0 to 1"),
         (("--alpha", "nan"), r"--alpha nan: expected a finite number"),
@@ -146,14 +146,11 @@ def test_values(options: tuple[str, ...], says: str) -> None:
     ("options", "says"),
     [
         # 0.04 of 32 experts is 1; one token of one layer uses 2.
-        (("--cache-ratio", "0.04"), r"room for 1 experts.* pins 2.*larger --cache-ratio"),
-        (
-            ("--cache-ratio", "0.1", "--set", "scope=layer"),
-            r"room for 3 experts.* 4 layers needs one",
-        ),
-        (("--cache-ratio", "0.9"), r"29 experts .* do not fit: .*smaller --cache-ratio"),
+        (("--capacity", "0.04"), r"room for 1 experts.* pins 2.*larger --capacity"),
+        (("--capacity", "0.1", "--set", "scope=layer"), r"room for 3 experts.* 4 layers needs one"),
+        (("--capacity", "0.9"), r"29 experts .* do not fit: .*smaller --capacity"),
         (("--machine", "rtx3080ti"), r"device memory: .*needs .* GB.*is free"),
-        (("--machine", "local", "--cache-ratio", "0.04"), r": local memory: room for 1 experts"),
+        (("--machine", "local", "--capacity", "0.04"), r": local memory: room for 1 experts"),
     ],
 )
 def test_memory(options: tuple[str, ...], says: str) -> None:

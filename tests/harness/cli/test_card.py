@@ -63,7 +63,7 @@ def test_recorded_routing_runs_with_random_weights(cards, tmp_path) -> None:
     recorded = ("--setting", "S3", "--workload", "arithmetic", "--prompts", "1", "--out", "t")
     assert call("trace", "record", *recorded, "--new-tokens", "4").code == 0
     shape = catalogue.SCALE / "qwen2-57b-a14b" / "config.json"
-    given = ("--trace", "t", "--model", shape, "--cache-ratio", "0.25", *CUDA, "--json")
+    given = ("--trace", "t", "--model", shape, "--capacity", "0.25", *CUDA, "--json")
     called = call("run", "--system", "moe-ondemand", *given)
     assert called.code == 0, called.err
     assert "random parameters ran in fp32, measured on Fake Card" in noted(called.json)
@@ -106,7 +106,7 @@ def test_a_card_with_less_memory_than_asked(monkeypatch) -> None:
     monkeypatch.setattr(accelerator, "Cuda", lambda: FakeCard(free=10**9 + 50_000))
     line = refused("run", "--system", "moe-ondemand", *ON_CARD)
     assert "of Fake Card" in line
-    assert "are free beside a workspace; give a smaller --cache-ratio or --slots" in line
+    assert "are free beside a workspace; give a smaller --capacity or --slots" in line
 
 
 def test_too_little_pinned_memory(monkeypatch) -> None:

@@ -97,7 +97,7 @@ def test_compare_puts_systems_beside_each_other_and_refuses_what_is_not_fair():
 def test_free_memory_of_this_computer_is_no_condition_while_all_weights_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ours = ("--machine", "local", "--cache-ratio", "0.5", *TWO)
+    ours = ("--machine", "local", "--capacity", "0.5", *TWO)
     for system, free in (("smoe", 20.24e9), ("moe-ondemand", 20.56e9)):
         monkeypatch.setattr(local, "available_bytes", lambda free=int(free): free)
         run(system, *ours)

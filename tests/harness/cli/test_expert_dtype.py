@@ -37,7 +37,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Path
 def ran(weights: Path, store: Path, *arguments: str) -> dict[str, Any]:
     called = call(
         "run", "--system", "moe-ondemand", "--weights", weights, "--workload", "arithmetic",
-        "--prompts", "2", "--new-tokens", "6", "--cache-ratio", "0.5", "--no-interval", "--json",
+        "--prompts", "2", "--new-tokens", "6", "--capacity", "0.5", "--no-interval", "--json",
         "--store", store, *arguments,
     )  # fmt: skip
     assert called.code == 0, called.err

@@ -103,7 +103,7 @@ def test_too_little_memory(link, what, monkeypatch) -> None:
     monkeypatch.setattr(records, "available_bytes", lambda: 100_000)
     line = refused("run", "--system", "moe-ondemand", *HERE, *link)
     assert what in line
-    assert "this computer has 0.0001 GB of memory to spare; give a smaller --cache-ratio" in line
+    assert "this computer has 0.0001 GB of memory to spare; give a smaller --capacity" in line
 
 
 def test_without_direct_reads_the_page_cache_is_named(monkeypatch) -> None:

@@ -36,7 +36,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Path:
 
 def replayed(trace: Path, shape: Path, *arguments: str | Path) -> dict[str, Any]:
     called = call(
-        "run", "--trace", trace, "--model", shape, "--cache-ratio", "0.25", "--json", *arguments
+        "run", "--trace", trace, "--model", shape, "--capacity", "0.25", "--json", *arguments
     )
     assert called.code == 0, called.err
     document: dict[str, Any] = called.json

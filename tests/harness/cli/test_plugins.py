@@ -95,10 +95,10 @@ def test_it_is_described_and_a_broken_one_is_a_line():
 
 
 def test_it_runs_by_its_name_as_any_other():
-    document = run("newest", "--cache-ratio", "0.25")
+    document = run("newest", "--capacity", "0.25")
     assert document["spec"]["system"] == "newest"
     assert document["spec"]["options"]["evict"] == "Oldest"
-    same = run("moe-ondemand", "--cache-ratio", "0.25", "--set", "evict=fifo")
+    same = run("moe-ondemand", "--capacity", "0.25", "--set", "evict=fifo")
     assert document["metrics"]["tpot_ms"] == same["metrics"]["tpot_ms"]
 
 

@@ -55,7 +55,7 @@ def options(system: str) -> tuple[str, ...]:
     }
     sets = [word for option in short.get(system, ()) for word in ("--set", option)]
     whole = build(system).all_resident
-    return (*sets, *(("--allow-overcommit", "--cache-ratio", "1") if whole else ()))
+    return (*sets, *(("--allow-overcommit", "--capacity", "1") if whole else ()))
 
 
 # --------------------------------------------------------------------------- every system runs

@@ -34,10 +34,10 @@ CASES = [
     ("smoe", "--alpha", "0.3", "--set", "evict=lru", "--seed", "3"),
     ("smoe", "--variant", "shipped", "--batch", "2", "--prompts", "2"),
     ("moe-ondemand", "--slots", "9", "--software", "lean", "--expert-dtype", "int8"),
-    ("smoe", "--cache-ratio", "0.1", "--device-memory", "30GB", "--free-host-gb", "64"),
+    ("smoe", "--capacity", "0.1", "--device-memory", "30GB", "--free-host-gb", "64"),
     ("gpu-only", "--allow-overcommit", "--scoring", "generation", "--few-shot", "1"),
     ("daop", "--calibrate-from", "passages", "--calibrate-texts", "4"),
-    ("moe-ondemand", "--machine", "local", "--cache-ratio", "0.5"),
+    ("moe-ondemand", "--machine", "local", "--capacity", "0.5"),
     ("moe-ondemand", "--machine", "local", "--emulated-link", "4GB/s", "--slots", "9"),
 ]
 
@@ -102,7 +102,7 @@ def test_gc_keeps_what_a_run_used_until_the_run_goes(here: Path) -> None:
     """Of every kind that runs prepare, so that a kind that gc does not know fails here."""
     ids = [
         run("daop")["run_id"],
-        run("moe-ondemand", "--machine", "local", "--cache-ratio", "0.5")["run_id"],
+        run("moe-ondemand", "--machine", "local", "--capacity", "0.5")["run_id"],
     ]
     folder = here / ".moebench"
     age(folder)
@@ -131,7 +131,7 @@ def test_gc_without_a_store_is_one_line(here: Path) -> None:
 
 def test_a_run_without_a_setting_is_shown_with_the_fewest_options(here: Path) -> None:
     given = ("--system", "moe-ondemand", "--model", SCALE_MODEL, "--machine", "a6000",
-             "--cache-ratio", "0.25", "--workload", "arithmetic", "--prompts", "1",
+             "--capacity", "0.25", "--workload", "arithmetic", "--prompts", "1",
              "--new-tokens", "4")  # fmt: skip
     first = call("run", *given, "--no-interval", "--json").json
     words = shlex.split(call("show", first["run_id"], "--json").json["repeat"])

@@ -25,7 +25,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 RUN = (
-    "--workload", "arithmetic", "--prompts", "1", "--new-tokens", "4", "--cache-ratio", "0.5",
+    "--workload", "arithmetic", "--prompts", "1", "--new-tokens", "4", "--capacity", "0.5",
     "--no-interval", "--json",
 )  # fmt: skip
 

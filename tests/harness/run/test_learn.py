@@ -313,7 +313,7 @@ def test_popular_experts_are_learnt_placed_and_used(
 def test_popular_experts_are_learnt_from_texts(here: Path) -> None:
     """The same on a live run, whose lossless model writes the texts."""
     given = [x for key, value in KEPT.items() for x in ("--set", f"{key}={value}")]
-    small = ("--cache-ratio", "0.25", "--prompts", "2", "--new-tokens", "12")
+    small = ("--capacity", "0.25", "--prompts", "2", "--new-tokens", "12")
     popular, by_id = (
         run_small("moe-ondemand", "--set", f"place={place}", *given, *small)
         for place in ("popular", "by-id")

@@ -119,7 +119,7 @@ def test_a_lossy_router_may_not_call_itself_lossless(own):
             "class Lies(SMoE):\n"
             "    route: ExpertCacheRouter = field(default_factory=Liar)\n"
         )
-    given = ("--cache-ratio", "0.25", "--alpha", "0.9", "--new-tokens", "12")
+    given = ("--capacity", "0.25", "--alpha", "0.9", "--new-tokens", "12")
     assert run("smoe", *given)["metrics"]["experts"]["decode"]["replaced"] > 0
     called = call("run", "--system", "mine:Lies", *SMALL, *given)
     assert called.code == 2
@@ -183,7 +183,7 @@ def helped(own) -> Iterator[Callable[[str, str], None]]:
 
 def test_a_changed_helper_is_another_run(helped):
     """Of whatever module of the user's own is imported, however far away; not of any other."""
-    small = ("--cache-ratio", "0.25", "--prompts", "2", "--new-tokens", "12")
+    small = ("--capacity", "0.25", "--prompts", "2", "--new-tokens", "12")
     first = run("mine:Helped", *small)
     helped("alone.py", "nothing = 'imports this'")
     assert run("mine:Helped", *small) == first  # the stored one

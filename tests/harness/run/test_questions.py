@@ -127,7 +127,7 @@ def test_a_run_uses_the_template_unless_told_otherwise(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     run = (
         "run", "--system", "moe-ondemand", "--weights", folder, "--machine", "a6000",
-        "--workload", "arithmetic", "--prompts", "1", "--new-tokens", "2", "--cache-ratio", "0.5",
+        "--workload", "arithmetic", "--prompts", "1", "--new-tokens", "2", "--capacity", "0.5",
         "--scoring", "generation", "--no-interval", "--json",
     )  # fmt: skip
     documents = []

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("tiny_models")
 
 READERS = "tests.harness.readers"
 SETTING = (
-    "--setting", "S3", "--cache-ratio", "0.4", "--allow-overcommit", "--no-interval", "--json",
+    "--setting", "S3", "--capacity", "0.4", "--allow-overcommit", "--no-interval", "--json",
 )  # fmt: skip
 LIVE = ("--workload", "arithmetic", "--prompts", "4", "--new-tokens", "6")
 

@@ -79,7 +79,7 @@ def test_experts_on_the_device_are_given_one_way(
 
 
 def test_experts_on_the_device_given_both_ways_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"--cache-ratio 0.5 and --slots 2: .*give one of them"):
+    with pytest.raises(UsageError, match=r"--capacity 0.5 and --slots 2: .*give one of them"):
         resolve(None, system="smoe", setting="S3", cache_ratio=0.5, slots=2)
 
 

@@ -160,7 +160,7 @@ def test_reasons_name_fields_of_a_file_and_options_of_the_command() -> None:
 
 
 def test_a_measured_cell_is_measured_once() -> None:
-    axes = ("--systems", "moe-ondemand", "--machines", "local", "--cache-ratios", "0.3")
+    axes = ("--systems", "moe-ondemand", "--machines", "local", "--capacities", "0.3")
     assert sweep(*axes, "--settings", "S3").code == 0
     called = sweep(*axes, "--settings", "S3")
     assert "1 done (1 were known)" in called.err

@@ -57,7 +57,7 @@ def test_a_full_tier_says_what_it_was_spent_on_in_one_line():
     ("slots", "scope", "top_k"), [(1, "global", 2), (0, "global", 1), (2, "layer", 1)]
 )
 def test_too_few_slots_are_refused_in_one_line(slots, scope, top_k):
-    with pytest.raises(BudgetError, match="--cache-ratio") as error:
+    with pytest.raises(BudgetError, match="--capacity") as error:
         cache_of(slots, scope, layers=3, top_k=top_k)
     assert f"room for {slots} experts" in str(error.value)
     assert "\n" not in str(error.value)

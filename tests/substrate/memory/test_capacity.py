@@ -85,7 +85,7 @@ def test_longer_texts_leave_fewer_slots():
 
 
 def test_what_does_not_fit_is_refused_in_one_line():
-    with pytest.raises(BudgetError, match="--cache-ratio") as error:
+    with pytest.raises(BudgetError, match="--capacity") as error:
         capacity(cache_ratio=0.5)
     assert "896 experts of 55.05 MB do not fit" in str(error.value)
     assert "holds 623 of 1792" in str(error.value)

@@ -1,0 +1,23 @@
+"""Makes data frames of rows."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from moebench.substrate.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def frame_of(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None
+) -> "pandas.DataFrame":
+    """Return rows as a data frame.
+
+    Raises UsageError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise UsageError("frame() needs pandas: pip install pandas") from error
+    return pandas.DataFrame(list(rows), columns=None if columns is None else list(columns))
