@@ -135,6 +135,7 @@ _ALL: frozenset[Where] = frozenset(get_args(Where))
 _SCORED: frozenset[Where] = _ALL - {"view", "pair"}
 _SHARE: frozenset[Where] = frozenset({"view", "runs", "compare", "brief compare", "run"})
 _COMPARED: frozenset[Where] = frozenset({"compare", "brief compare"})
+_TABLES: frozenset[Where] = frozenset({"compare"})
 _RUNS: frozenset[Where] = frozenset({"runs"})
 _VIEW: frozenset[Where] = frozenset({"view"})
 _SHOWN: frozenset[Where] = frozenset({"view", "run"})
@@ -180,14 +181,26 @@ METRICS: tuple[Metric, ...] = (
     Metric("bytes_disk", "metrics.bytes_disk", "read from disk", "GB", ".3f",
            "bytes read from the disk", _SHOWN, scale=1e9),
     Metric("device_idle", "", "device idle", "%", ".1%",
-           "share of decoding time in which the device was idle", frozenset({"compare"}),
+           "share of decoding time in which the device was idle", _TABLES,
            _stall_share, "less"),
     *(Metric(f"{lane}_busy", "", f"{lane} busy", "%", ".0%",
              f"share of the run's time in which the {lane} was busy", _RUNS,
              _busy("h2d" if lane == "link" else lane))
       for lane in ("device", "link", "host")),
+    Metric("s_mbu", "metrics.utilisation.decode.device.s_mbu", "S-MBU", "%", ".1%",
+           "activated weights and KV cache that the device reads in decode, over its peak bandwidth",
+           _TABLES | _SHOWN, better="more", time=True),
+    Metric("s_mbu_host", "metrics.utilisation.decode.host.s_mbu", "host's S-MBU", "%", ".1%",
+           "the same of the host: weights of the experts that it computes, over its bandwidth",
+           _TABLES | _SHOWN, time=True),
+    Metric("s_mbu_link", "metrics.utilisation.decode.h2d.s_mbu", "link's S-MBU", "%", ".1%",
+           "activated weights that cross the link in decode, over its peak bandwidth",
+           _TABLES | _SHOWN, time=True),
+    Metric("s_mfu", "metrics.utilisation.decode.device.s_mfu", "S-MFU", "%", ".2%",
+           "FLOPs of activated parameters on the device in decode, over its peak",
+           _TABLES | _SHOWN, better="more", time=True),
     Metric("slots_gb", "", "slots", "GB", ".2f", "device memory of the expert slots",
-           frozenset({"compare"}), _slot_gigabytes),
+           _TABLES, _slot_gigabytes),
     Metric("peak_device_bytes", "metrics.peak_device_bytes", "peak device memory", "GB", ".2f",
            "most bytes used on the device", _SHOWN, scale=1e9),
     Metric("peak_host_bytes", "metrics.peak_host_bytes", "peak host memory", "GB", ".2f",

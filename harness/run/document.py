@@ -28,7 +28,10 @@ from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines import accelerator, energy
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind
+from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.machines.utilisation import utilisation
+from moebench.substrate.terms import Phase
 from moebench.systems.options import describe
 
 Document = dict[str, Any]
@@ -185,6 +188,7 @@ def engine_result(
         metrics={
             **expert_figures(engine), **lane_figures(stage.timeline),
             "host_memory": host_memory_figures(engine.machine),
+            "utilisation": utilisation_figures(stage, generations),
             "peak_device_bytes": stage.device.peak_bytes, "peak_host_bytes": stage.host.peak_bytes,
             **_energy(stage, generations),
         },
@@ -292,12 +296,34 @@ def lane_figures(timeline: Timeline) -> dict[str, Any]:
     }
 
 
+def utilisation_figures(stage: Stage, generations: Sequence[Generation]) -> dict[str, Any] | None:
+    """Return S-MBU and S-MFU by phase and lane; None for a measured run, whose peaks are unknown.
+
+    The prefill's time is from each batch's start to its first tokens.
+    """
+    machine = stage.engine.machine
+    if not isinstance(machine, SimulatedMachine):
+        return None
+    seconds: dict[Phase, float] = {
+        "prefill": sum(g.ttft_ns for g in generations) / 1e9,
+        "decode": sum(sum(g.steps_ns) for g in generations) / 1e9,
+    }
+    counts = stage.engine.tally.by_phase
+    return {
+        phase: utilisation(
+            machine.costs, stage.timeline.totals[phase], time,
+            counts[phase].unchosen + counts[phase].prefetched - counts[phase].prefetched_used,
+        )
+        for phase, time in seconds.items() if time
+    }  # fmt: skip
+
+
 def unknown() -> dict[str, Any]:
     """Return null for every figure that a third-party package does not report."""
     lanes: dict[str, Any] = {"lanes": {}, "stall_ms": {}, "bytes_h2d": None, "bytes_disk": None}
     names = (
         "cache_ratio", "cache_ratio_begun", "experts", "prefetch", "routed_ahead", "host_memory",
-        "peak_device_bytes", "peak_host_bytes",
+        "peak_device_bytes", "peak_host_bytes", "utilisation",
     )  # fmt: skip
     return {**dict.fromkeys(names), **lanes, "decode": lanes}
 

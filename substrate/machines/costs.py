@@ -212,11 +212,29 @@ class CostModel:
             return self.form_bytes[op.form]
         return stored_bytes(params, self.precision)
 
+    def work(self, op: Op) -> tuple[int, int]:
+        """Return the bytes of weights and KV cache that an operation of the model reads, and FLOPs.
+
+        Nothing for a policy's prediction and for the sum of a layer's experts, which are not work
+        that the model asks for.
+        """
+        if op.kind in (OpKind.PREDICT, OpKind.COMBINE):
+            return 0, 0
+        cache, flops = self._attention_work(op)
+        weights = self._weights(op)
+        size = cache + sum(self._stored(op, params) for params, _ in weights)
+        return size, flops + sum(2 * params * rows for params, rows in weights)
+
+    def _attention_work(self, op: Op) -> tuple[int, int]:
+        """Return the bytes of the KV cache that are read and the FLOPs of scores; 0 without."""
+        s = self.shape
+        cache = op.context * s.kv_values_per_token_layer * ACTIVATION_BYTES
+        return cache, 4 * op.pairs * s.num_heads * s.head_dim
+
     def _attention(self, op: Op, bytes_per_ns: float, flops_per_ns: float) -> float:
         """Return the time of reading the KV cache or computing scores; 0 for other operations."""
-        s = self.shape
-        cache = op.context * s.kv_values_per_token_layer * ACTIVATION_BYTES / bytes_per_ns
-        return max(cache, 4 * op.pairs * s.num_heads * s.head_dim / flops_per_ns)
+        cache, flops = self._attention_work(op)
+        return max(cache / bytes_per_ns, flops / flops_per_ns)
 
     def _dense(self, params: int, rows: int) -> float:
         """Return the time of one layer of a policy's own network on an idle device, in ns."""

@@ -1,7 +1,7 @@
 """The timeline: sums of busy time, stalls by cause and bytes over spans, and kept spans."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -81,13 +81,25 @@ class Note(NamedTuple):
     expert: int | None
 
 
+class Computed(NamedTuple):
+    """Operations of equal sizes on a lane: one of them, and a list that holds their number."""
+
+    op: Op
+    times: list[int]
+
+
 class Totals:
-    """Sums over one phase: busy time and bytes by lane, the device's idle time by cause."""
+    """Sums over one phase: busy time and bytes by lane, the device's idle time by cause.
+
+    Attributes:
+        computed: what the device and the host computed, by lane and by `Op.sizes`.
+    """
 
     def __init__(self) -> None:
         self.busy_ns: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self.stall_ns: dict[str, int] = defaultdict(int)
         self.moved_bytes: dict[Lane, int] = dict.fromkeys(Lane, 0)
+        self.computed: dict[Lane, dict[Hashable, Computed]] = {Lane.DEVICE: {}, Lane.HOST: {}}
 
 
 class Timeline:
@@ -117,7 +129,8 @@ class Timeline:
         spans, totals = self._uncounted.copy(), self._totals
         del self._uncounted[: len(spans)]  # another thread may have added one meanwhile
         busy_ns, stall_ns, moved_bytes = totals.busy_ns, totals.stall_ns, totals.moved_bytes
-        device, on_device_ns = Lane.DEVICE, 0
+        device, on_device_ns, host = Lane.DEVICE, 0, Lane.HOST
+        computed = totals.computed
         for span in spans:
             took_ns = span.end_ns - span.start_ns  # type: ignore[operator]
             if span.lane is device:
@@ -129,6 +142,14 @@ class Timeline:
             else:
                 busy_ns[span.lane] += took_ns
                 moved_bytes[span.lane] += span.moved_bytes
+                if span.lane is not host:
+                    continue
+            ops, op = computed[span.lane], span.op
+            alike = ops.get(op.sizes)
+            if alike is None:
+                ops[op.sizes] = Computed(op, [1])
+            else:
+                alike.times[0] += 1
         busy_ns[device] += on_device_ns
         if self.keeping:
             self._spans += spans
