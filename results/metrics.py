@@ -188,7 +188,7 @@ METRICS: tuple[Metric, ...] = (
              _busy("h2d" if lane == "link" else lane))
       for lane in ("device", "link", "host")),
     Metric("s_mbu", "metrics.utilisation.decode.device.s_mbu", "S-MBU", "%", ".1%",
-           "activated weights and KV cache that the device reads in decode, over its peak bandwidth",
+           "activated weights and KV cache that the device reads in decode, over peak bandwidth",
            _TABLES | _SHOWN, better="more", time=True),
     Metric("s_mbu_host", "metrics.utilisation.decode.host.s_mbu", "host's S-MBU", "%", ".1%",
            "the same of the host: weights of the experts that it computes, over its bandwidth",
