@@ -50,7 +50,8 @@ def open_imported(out: Path) -> Any:
     import torch
 
     from moebench.substrate.models.decoder import Decoder
-    from moebench.substrate.models.imported import every_expert, open_checkpoint
+    from moebench.substrate.models.imported import every_expert
+    from moebench.substrate.models.opening import open_checkpoint
 
     found = open_checkpoint(out)
     found.content_hash()
@@ -120,7 +121,7 @@ def forget(folder: Path) -> None:
 def main(folder: Path, repeats: int) -> None:
     """Measure all steps and print a table."""
     from benchmarks.wide import make_wide
-    from moebench.substrate.models.weights import Checkpoint
+    from moebench.substrate.models.checkpoint import Checkpoint
 
     source, out = make_wide(folder / "wide", shard=SHARD), folder / "imports"
     checkpoint = Checkpoint(source)

@@ -24,8 +24,8 @@ from moebench.harness.run.rules import resolve
 from moebench.harness.stage.local import DTYPE
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.records import READS_IN_FLIGHT, rows
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.expert_store import ExpertStore
-from moebench.substrate.models.weights import Checkpoint
 
 #: Number of records that are read alone.
 RECORDS = 48

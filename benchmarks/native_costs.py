@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import transformers
 
-from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.systems.native.accelerate import hooks
 from moebench.systems.native.base import Job, Runner
 from moebench.systems.native.gguf_file import write_gguf

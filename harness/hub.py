@@ -27,8 +27,8 @@ def fetch(repo: str, out: Path, revision: str | None = None) -> Path:
     """
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
+    from moebench.substrate.models.checkpoint import Checkpoint
     from moebench.substrate.models.config import read_shape
-    from moebench.substrate.models.weights import Checkpoint
 
     hub = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     with _said(repo, revision, out, hub):

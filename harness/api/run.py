@@ -9,6 +9,7 @@ from moebench.harness import one_run
 from moebench.harness.api.options import Options, SystemName, given_of, specs_of
 from moebench.harness.api.results import Runs
 from moebench.harness.arguments import find_data_dir, require_writable
+from moebench.harness.keep import keep, samples_of
 from moebench.harness.run.execute import EngineRun
 from moebench.harness.run.interval import add_interval
 from moebench.results.document import Document
@@ -113,13 +114,13 @@ def carry_out(
                 raise line from error
     cell = (session.run_id, spec.model_dump())
     if outcome is not None:
-        stored, samples = outcome.document, one_run.samples_of(outcome.generations)
-        one_run.keep(store, stored, outcome.picture, samples, cell)
+        stored, samples = outcome.document, samples_of(outcome.generations)
+        keep(store, stored, outcome.picture, samples, cell)
     assert stored is not None
     wanted = interval and stored["simulated"] and stored.get("interval") is None
     if wanted and isinstance(session, EngineRun):
         with shown(f"{what}, how sure its latencies are"):
             add_interval(stored, session, directory)
-        one_run.keep(store, stored, store.timeline(session.run_id), cell=cell)
+        keep(store, stored, store.timeline(session.run_id), cell=cell)
     spans = outcome.timeline.records() if outcome is not None and keep_timeline else None
     return Done(stored, None if spans is None else list(spans), outcome is None)

@@ -114,7 +114,7 @@ def _torch() -> Checked:
 
 def _scale_models() -> Checked:
     from moebench.substrate.models.catalogue import scale_names, scale_path
-    from moebench.substrate.models.weights import Checkpoint
+    from moebench.substrate.models.checkpoint import Checkpoint
 
     try:
         sizes = [

@@ -84,7 +84,7 @@ def _evaluate(
     from moebench.harness.arguments import require_writable
     from moebench.harness.evaluate.run import about, evaluate, evaluator
     from moebench.harness.evaluate.session import prepare_evaluated, resolve_evaluated
-    from moebench.harness.one_run import keep as keep_run
+    from moebench.harness.keep import keep as keep_run
     from moebench.results.store import Store
 
     spec = resolve_evaluated(data_dir, mode, **given)

@@ -102,6 +102,7 @@ def _document(
         report_phase("load")
         # The first of these imports takes seconds, too.
         from moebench.harness import one_run
+        from moebench.harness.keep import keep, samples_of
         from moebench.harness.run.execute import EngineRun
         from moebench.harness.run.interval import add_interval
         from moebench.systems.user_classes import blamed
@@ -120,8 +121,8 @@ def _document(
                 raise line from error
     cell = (session.run_id, spec.model_dump())
     if outcome is not None:
-        stored, samples = outcome.document, one_run.samples_of(outcome.generations)
-        one_run.keep(store, stored, outcome.picture, samples, cell)
+        stored, samples = outcome.document, samples_of(outcome.generations)
+        keep(store, stored, outcome.picture, samples, cell)
         if timeline is not None:
             write_timeline(timeline, outcome.timeline.records(), stored)
     else:
@@ -131,5 +132,5 @@ def _document(
     if wanted and isinstance(session, EngineRun):
         with console.progress(f"{what}, how sure its latencies are"):
             add_interval(stored, session, directory)
-        one_run.keep(store, stored, store.timeline(session.run_id), cell=cell)
+        keep(store, stored, store.timeline(session.run_id), cell=cell)
     return stored

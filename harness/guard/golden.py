@@ -18,9 +18,9 @@ from moebench.harness.guard.verdicts import Finding, Verdict
 from moebench.substrate.errors import InputError
 from moebench.substrate.files import read_arrays
 from moebench.substrate.models.catalogue import scale_names, scale_path
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.imported import every_expert
-from moebench.substrate.models.weights import Checkpoint
 
 #: The golden outputs of the scale models that ship: ``MODEL.natural``, ``MODEL.forced`` (fp32
 #: logits of fp64 passes) and ``MODEL.routing``.

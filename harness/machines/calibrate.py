@@ -31,10 +31,10 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.expert_store import ExpertStore
-from moebench.substrate.models.imported import open_checkpoint
-from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.models.opening import open_checkpoint
 from moebench.systems.options import build
 
 #: Numbers of rows with which one expert is timed, and trials of each.

@@ -10,9 +10,9 @@ import yaml
 from moebench.harness.machines.disk import BLOCKS
 from moebench.harness.run.document import processor
 from moebench.substrate.files import write_text
+from moebench.substrate.machines.free_memory import available_bytes
 from moebench.substrate.machines.measured_times import Measured
 from moebench.substrate.machines.protocol import OpKind
-from moebench.substrate.machines.records import available_bytes
 from moebench.substrate.models.expert_store import ALIGNMENT
 from moebench.substrate.models.shape import ModelShape
 

@@ -31,8 +31,8 @@ from moebench.substrate.files_read import below, collect_reads, record_read
 from moebench.substrate.machines import energy
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.shared import SharedWork
-from moebench.substrate.models.weights import Checkpoint
 from moebench.substrate.progress_events import report_phase
 from moebench.systems.native.base import LOCAL, Job, NativeSystem
 from moebench.systems.native.sizes import parse_size

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from moebench.harness.checkout import checkout
 from moebench.harness.run.identity import code_hash
 from moebench.harness.run.session import Prepared, Session
 from moebench.harness.stage.stage import Stage
@@ -507,8 +508,8 @@ def _version(package: str) -> str | None:
 
 def commit() -> str | None:
     """Return the git commit of the checkout that moebench runs from; None if installed."""
-    here = Path(__file__).resolve().parents[2]
-    if not (here / ".git").exists() or shutil.which("git") is None:
+    here = checkout()
+    if here is None or not (here / ".git").exists() or shutil.which("git") is None:
         return None
     done = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True

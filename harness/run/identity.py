@@ -10,13 +10,14 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
 
+from moebench.harness.run.code_cache import CACHE, key_of
 from moebench.results.spec import RunSpec
 from moebench.results.store import run_key
 from moebench.substrate.engine.system import System
@@ -58,12 +59,29 @@ def _equivalents() -> dict[str, dict[str, str]]:
 
 def shared_code_hash() -> str:
     """Hash of the modules in `SHARED` as they are, without regard to equivalent code."""
-    digest = hashlib.sha256()
-    for name in SHARED:
-        place = _ROOT / name
-        for path in [place] if place.suffix else sorted(place.rglob("*.py")):
-            digest.update(path.relative_to(_ROOT).as_posix().encode() + _code(path.read_bytes()))
-    return digest.hexdigest()[:16]
+    places = [_ROOT / name for name in SHARED]
+    files = [
+        path for one in places for path in ([one] if one.suffix else sorted(one.rglob("*.py")))
+    ]
+    return _digest([(path.relative_to(_ROOT).as_posix(), path.read_bytes()) for path in files])
+
+
+def _digest(sources: Sequence[tuple[str, bytes]], also: Iterable[bytes] = ()) -> str:
+    """Return the hash of modules as syntax trees, by name, and of further content."""
+
+    def compute() -> list[str]:
+        digest = hashlib.sha256()
+        for name, source in sources:
+            digest.update(name.encode() + _code(source))
+        for content in also:
+            digest.update(content)
+        return [digest.hexdigest()[:16]]
+
+    also = list(also)
+    parts = [part for name, source in sources for part in (name.encode(), source)]
+    (found,) = CACHE.texts(key_of([b"digest", *parts, b"also", *also]), compute)
+    CACHE.save()
+    return found
 
 
 def system_code_hash(system: System | NativeSystem) -> str:
@@ -95,13 +113,9 @@ def _hashed(modules: Set[str], system: System | NativeSystem | None = None) -> s
     found: dict[str, bytes] = {}
     for module in modules:
         _collect(module, packages, found)
-    digest = hashlib.sha256()
-    for name, source in sorted(found.items()):
-        digest.update(name.encode() + _code(source))
-    if isinstance(system, System):
-        for name, content in _sources(type(system)):
-            digest.update(name.encode() + hashlib.sha256(content).digest())
-    return digest.hexdigest()[:16]
+    declared = _sources(type(system)) if isinstance(system, System) else ()
+    also = [name.encode() + hashlib.sha256(content).digest() for name, content in declared]
+    return _digest(sorted(found.items()), also)
 
 
 def _sources(system: type[System]) -> Iterator[tuple[str, bytes]]:
@@ -190,8 +204,8 @@ def _found(module: str) -> ModuleSpec | None:
 def _code(source: bytes) -> bytes:
     """Return a module's code in a form independent of docstrings, comments and Python version.
 
-    A module that cannot be parsed stands for itself.  Cached, because every cell of a sweep needs
-    the same modules, and parsing them takes 10 to 50 ms; so is `_imports`.
+    A module that cannot be parsed stands for itself.  Cached, because systems share modules, and
+    parsing one takes some ms; `CACHE` keeps hashes and imports for later processes.
     """
     try:
         parts: list[str] = []
@@ -233,10 +247,14 @@ def _write(node: object, parts: list[str]) -> None:
 @cache
 def _imports(source: bytes, package: str) -> tuple[str, ...]:
     """Return the names that a module imports; an imported attribute is listed as a module."""
-    try:
-        return tuple(_names(ast.parse(source), package))
-    except (SyntaxError, ValueError):  # imported only where that is expected
-        return ()
+
+    def compute() -> list[str]:
+        try:
+            return list(_names(ast.parse(source), package))
+        except (SyntaxError, ValueError):  # imported only where that is expected
+            return []
+
+    return tuple(CACHE.texts(key_of([b"imports", package.encode(), source]), compute))
 
 
 def _names(tree: ast.AST, package: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ a policy makes of it.  Both are part of a run's identity: `identity` hashes what
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -32,20 +32,21 @@ from moebench.results.spec import RunSpec
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
-from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.sensitivity import DifferentiableDecoder
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.progress_events import report_phase
 from moebench.substrate.terms import LOOKAHEADS, WORDS, Learnt, Lookahead, RoutedSequence
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import TraceFile, open_trace
-from moebench.substrate.traces.observe import read, write
 from moebench.substrate.traces.replay import routing, routings
 from moebench.systems.learn.artefacts import Artefact, content_hash, kept
 from moebench.workloads.catalogue import DEFAULT_WORKLOAD, workload
 from moebench.workloads.draw import PromptSet, load
 from moebench.workloads.prompts import build_prompt
 from moebench.workloads.workload import Workload
+
+if TYPE_CHECKING:  # what a run learns from is named without torch, which takes a second to import
+    from moebench.substrate.models.decoder import Decoder
+    from moebench.substrate.models.sensitivity import DifferentiableDecoder
 
 #: At most how many tokens of a prompt are read, and how many are written after it.
 PROMPT_TOKENS, NEW_TOKENS = 256, 64
@@ -216,8 +217,8 @@ class LosslessModel:
         end: the token that ends a text; without one every text has the same number of tokens.
     """
 
-    decoder: Callable[[], Decoder]
-    differentiable: Callable[[], DifferentiableDecoder]
+    decoder: "Callable[[], Decoder]"
+    differentiable: "Callable[[], DifferentiableDecoder]"
     weights_hash: str
     tokenizer: Tokenizer
     end: int | None
@@ -238,6 +239,8 @@ def written(
     kinds = [kind for kind in LOOKAHEADS if kind in predicted] if "predictions" in also else []
 
     def write_texts() -> Artefact:
+        from moebench.substrate.traces.observe import read, write
+
         decoder, states = model.decoder(), bool(also & {"hidden", "embedding"})
         sensitive = model.differentiable() if "sensitivity" in also else None
         found: list[RoutedSequence] = []

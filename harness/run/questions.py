@@ -11,7 +11,7 @@ from moebench.results.spec import RunSpec, Scoring
 from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.files import brief, read_mapping, read_text, require_file
 from moebench.substrate.models.catalogue import scale_names, scale_path
-from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import PromptSet, load
 from moebench.workloads.example import END_OF_TEXT, Example

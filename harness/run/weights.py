@@ -4,27 +4,30 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
 from moebench.harness.run import learn
 from moebench.harness.run.identity import profile_hash, system_hash
 from moebench.harness.run.learn import Learnable
 from moebench.harness.run.questions import Texts, read_texts, weights_path
-from moebench.harness.stage.stage import StageRequest
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import check_topology, model_shape
-from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.imported import open_checkpoint
-from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.checkpoint import Checkpoint
+from moebench.substrate.models.opening import open_checkpoint
 from moebench.substrate.models.shape import ExpertDtype, ModelShape
-from moebench.substrate.models.shared import SharedWork
-from moebench.substrate.models.weights import Checkpoint
+
+if TYPE_CHECKING:  # naming a run needs no torch, which takes a second to import
+    from moebench.harness.stage.stage import StageRequest
+    from moebench.substrate.models.decoder import Decoder
+    from moebench.substrate.models.protocol import Model
+    from moebench.substrate.models.shared import SharedWork
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class OpenWeights:
     hashes: dict[str, str]
     expert_dtype: ExpertDtype | None
     remember: bool
-    shared: SharedWork | None = None
+    shared: "SharedWork | None" = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -58,14 +61,18 @@ class OpenWeights:
         """Token id that ends a text; None if the files name none."""
         return self.texts.end
 
-    def sharing(self) -> SharedWork:
+    def sharing(self) -> "SharedWork":
         """Return the work shared between runs, or new work of this run alone."""
+        from moebench.substrate.models.shared import SharedWork
+
         if self.shared is None:
             self.shared = SharedWork(self.checkpoint, expert_dtype=self.expert_dtype)
         return self.shared
 
-    def share(self, shared: SharedWork | None) -> SharedWork:
+    def share(self, shared: "SharedWork | None") -> "SharedWork":
         """Share experts, prefills and reference logits with earlier runs of the same weights."""
+        from moebench.substrate.models.shared import SharedWork
+
         self.shared = shared or SharedWork(self.checkpoint, self.remember, self.expert_dtype)
         return self.shared
 
@@ -92,7 +99,7 @@ class OpenWeights:
             system.lookaheads,
         )  # fmt: skip
 
-    def resident(self, scoring: str, system: System) -> tuple[Decoder, Model]:
+    def resident(self, scoring: str, system: System) -> "tuple[Decoder, Model]":
         """Return a decoder with all experts in memory, and the model that the engine calls.
 
         The latter remembers prefills.  A remembered prefill has gates and states, but neither
@@ -106,8 +113,8 @@ class OpenWeights:
 
     def request(
         self, spec: RunSpec, system: System, longest: int,
-        model: Callable[[Decoder | None], Model], scratch: Path, keep_timeline: bool, note: str,
-    ) -> StageRequest:  # fmt: skip
+        model: "Callable[[Decoder | None], Model]", scratch: Path, keep_timeline: bool, note: str,
+    ) -> "StageRequest":  # fmt: skip
         """Return the request for a stage that computes with these weights.
 
         Args:
@@ -115,6 +122,8 @@ class OpenWeights:
             model: returns what the engine calls; `StageRequest.model`.
             note: a sentence on the lengths of texts, for simulated runs.
         """
+        from moebench.harness.stage.stage import StageRequest
+
         notes = [] if spec.machine == "local" else [note]
         if notes and self.expert_dtype is not None:
             notes.append(
@@ -149,7 +158,7 @@ def open_weights(spec: RunSpec) -> OpenWeights:
     hashes = {
         "weights": content, "tokenizer": _hash(texts.tokenizer.to_str()),
         "model": _hash(full.model_dump_json()), "profile": profile_hash(spec),
-        "torch": torch.__version__, "numpy": np.__version__,
+        "torch": version("torch"), "numpy": np.__version__,
     }  # fmt: skip
     if texts.template is not None:
         hashes["chat template"] = _hash(texts.template.source)

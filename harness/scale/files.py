@@ -26,9 +26,9 @@ from moebench.substrate.models.catalogue import (
     model_shape,
     read_manifest,
 )
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.config import read_shape
 from moebench.substrate.models.naming import common_tensors, expert_tensors
-from moebench.substrate.models.weights import Checkpoint
 
 #: Maximum total size of a scale model's four files, in bytes.
 MAX_BYTES = 13_000_000

@@ -41,9 +41,9 @@ from moebench.harness.scale.trainable import (
 )
 from moebench.harness.scale.widths import scale_config
 from moebench.substrate.errors import CheckpointError, InputError, UsageError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.config import shape_of
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import Checkpoint
 
 #: Number of preceding tokens in the locality loss of ``locality``; ``recency`` uses one.
 LOCALITY_WINDOW = 32

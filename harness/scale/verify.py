@@ -17,8 +17,9 @@ from moebench.harness.scale.text import HELD_OUT_TEXT
 from moebench.substrate.analysis.statistics import summary
 from moebench.substrate.analysis.targets import judge, targets, value_at
 from moebench.substrate.errors import InputError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.observe import margins, read, write
 from moebench.workloads.catalogue import workload

@@ -17,7 +17,8 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines import accelerator
 from moebench.substrate.machines.accelerator import WORKSPACE_BYTES, Accelerator
 from moebench.substrate.machines.cuda import CardRecords, CudaMachine
-from moebench.substrate.machines.records import aligned, available_bytes
+from moebench.substrate.machines.free_memory import available_bytes
+from moebench.substrate.machines.records import aligned
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Room

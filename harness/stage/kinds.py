@@ -1,23 +1,32 @@
 """Chooses the kind of machine that a run names, and builds its stage."""
 
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-from moebench.harness.stage.card import CardKind
-from moebench.harness.stage.local import LocalKind
 from moebench.harness.stage.memory import Memory, count_memory
-from moebench.harness.stage.simulated import SimulatedKind
-from moebench.harness.stage.stage import Stage, StageKind, StageRequest
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.runtime import refuse
 from moebench.substrate.engine.system import System
 from moebench.substrate.models.shape import ModelShape
 
+if TYPE_CHECKING:
+    from moebench.harness.stage.stage import Stage, StageKind, StageRequest
 
-def kind_of(spec: RunSpec) -> StageKind:
+
+def kind_of(spec: RunSpec) -> "StageKind":
     """Return the kind of machine that a run names."""
+    # Only this computer's need torch, which takes a second to import.
     if spec.machine != "local":
+        from moebench.harness.stage.simulated import SimulatedKind
+
         return SimulatedKind()
-    return CardKind() if spec.device == "cuda" else LocalKind()
+    if spec.device == "cuda":
+        from moebench.harness.stage.card import CardKind
+
+        return CardKind()
+    from moebench.harness.stage.local import LocalKind
+
+    return LocalKind()
 
 
 def memory_of(spec: RunSpec, system: System, full: ModelShape, longest: int) -> Memory:
@@ -33,7 +42,7 @@ def memory_of(spec: RunSpec, system: System, full: ModelShape, longest: int) -> 
     return count_memory(spec, system, full, longest, kind_of(spec).offer(spec))
 
 
-def open_stage(request: StageRequest, stack: ExitStack) -> Stage:
+def open_stage(request: "StageRequest", stack: ExitStack) -> "Stage":
     """Build the machine, memory and engine of a run.
 
     Args:

@@ -12,13 +12,13 @@ from moebench.substrate.engine.runtime import Supports
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.files_read import record_read
+from moebench.substrate.machines.free_memory import available_bytes
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.records import (
     READS_IN_FLIGHT,
     DiskRecords,
     EmulatedLink,
     MemoryRecords,
-    available_bytes,
 )
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache

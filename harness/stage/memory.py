@@ -2,18 +2,19 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from moebench.harness.settings import setting
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.machines.free_memory import available_bytes
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
-from moebench.substrate.machines.records import available_bytes
 from moebench.substrate.memory.capacity import Capacity, Request, Room, plan
 from moebench.substrate.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Offer(NamedTuple):
@@ -147,7 +148,7 @@ def _homes(capacity: Capacity, full: ModelShape) -> list[str]:
     return notes
 
 
-def check_common(shape: ModelShape, dtype: torch.dtype, precision: str) -> None:
+def check_common(shape: ModelShape, dtype: "torch.dtype", precision: str) -> None:
     """Refuse non-expert weights that do not fit into this computer's memory.
 
     Raises BudgetError: the weights exceed the free memory.

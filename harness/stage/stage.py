@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from moebench.harness.stage.memory import Memory, Offer
 from moebench.results.spec import RunSpec
@@ -16,10 +16,12 @@ from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Machine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.tier import Tier
-from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.expert_store import Weights
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from moebench.substrate.models.decoder import Decoder
+    from moebench.substrate.models.expert_store import Weights
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,8 +80,8 @@ class StageRequest:
     system: System
     full: ModelShape
     longest: int
-    model: Callable[[Decoder | None], Model]
-    weights: Weights | None = None
+    model: "Callable[[Decoder | None], Model]"
+    weights: "Weights | None" = None
     weights_name: str = ""
     ran: str = ""
     scratch: Path = Path()

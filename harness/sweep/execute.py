@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from moebench.harness import one_run
+from moebench.harness import keep as kept
 from moebench.harness.sweep.planned import Planned
 from moebench.harness.sweep.pool import InProcess, Processes, Workers, schedule
 from moebench.harness.sweep.progress import Board, title
@@ -74,7 +74,7 @@ def keep(store: Store, job: Job, outcome: Finished | Failed) -> None:
         store.fail(job.cell_id, spec, outcome.error, outcome.traceback)
         return
     cell = (job.cell_id, spec)
-    one_run.keep(store, outcome.document, outcome.picture, outcome.samples, cell)
+    kept.keep(store, outcome.document, outcome.picture, outcome.samples, cell)
 
 
 def local_workers(jobs: int | None, data_dir: Path | None, scratch: Path, samples: bool) -> Open:

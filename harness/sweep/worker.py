@@ -156,7 +156,8 @@ class Worker:
                 self._forget()
 
     def _run(self, job: Job) -> Finished:
-        from moebench.harness.one_run import run, samples_of
+        from moebench.harness.keep import samples_of
+        from moebench.harness.one_run import run
 
         if self._group != job.group:
             self._forget()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from moebench.substrate.errors import BudgetError, CheckpointError
+from moebench.substrate.machines.free_memory import available_bytes
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.models.expert_store import (
     ALIGNMENT,
@@ -73,16 +74,6 @@ def rows(count: int, stride_bytes: int, what: str) -> Tensor:
     except OSError as error:
         raise BudgetError(f"{what}: {size / 1e9:.3g} GB of memory: {error.strerror}") from error
     return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(count, stride_bytes).zero_()
-
-
-def available_bytes() -> int | None:
-    """Return the bytes of memory available without swapping; None if not known."""
-    try:
-        with open("/proc/meminfo") as lines:
-            (line,) = (line for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError):
-        return None
-    return int(line.split()[1]) * 1024
 
 
 class DiskRecords:

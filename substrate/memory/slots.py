@@ -8,7 +8,7 @@ from torch import Tensor
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.formats import FullPrecision, RecordFormat, unpack
 from moebench.substrate.models.fused import Matrix
-from moebench.substrate.models.weights import stacks
+from moebench.substrate.models.resident import stacks
 
 
 class SlotExperts:

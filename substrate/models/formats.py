@@ -10,6 +10,9 @@ from torch import Tensor
 from moebench.substrate.models.quantised import PACKINGS, PackedMatrix, order
 from moebench.substrate.models.shape import ExpertDtype, ModelShape, check_quantises
 
+#: Data types of weights that are not quantised, by moebench's names.
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
 #: Storage type of experts.
 StoredAs = torch.dtype | ExpertDtype
 

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.files import first_wrong, read_mapping, require_file, write_text
+from moebench.substrate.models.checkpoint import JOURNAL, MANIFEST, Checkpoint
 from moebench.substrate.models.config import read_shape
 from moebench.substrate.models.expert_store import (
     ExpertStore,
@@ -39,11 +40,11 @@ from moebench.substrate.models.expert_store import (
     require_room,
     stored_record,
 )
-from moebench.substrate.models.formats import StoredAs, unpack
+from moebench.substrate.models.formats import DTYPES, StoredAs, unpack
+from moebench.substrate.models.resident import ResidentExperts, stacks
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import DTYPES, Checkpoint, ResidentExperts, stacks
 
-MANIFEST, JOURNAL, RECORDS = "import.json", "import.partial", "experts.bin"
+RECORDS = "experts.bin"
 
 #: Other files of a checkpoint that a run uses, if they exist.
 COPIED = (
@@ -222,14 +223,14 @@ class MappedExperts:
         """Return None: gathering would copy experts that are in the page cache."""
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a folder of weights: an import or a Hugging Face checkpoint.
+def open_import(path: Path) -> "Imported":
+    """Open an imported checkpoint.
 
-    Raises CheckpointError: the folder is neither of them, or is broken.
+    Raises CheckpointError: its import has not finished, or it is broken.
     """
-    if not (path / MANIFEST).exists() and (path / JOURNAL).exists():
+    if not (path / MANIFEST).exists():
         raise CheckpointError(f"{path}: an import has not finished; {_again(path)}")
-    return Imported(path) if (path / MANIFEST).exists() else Checkpoint(path)
+    return Imported(path)
 
 
 def every_expert(

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.imported import every_expert
 from moebench.substrate.models.protocol import Experts, Model
 from moebench.substrate.models.remembered import Prefills, RememberedPrefills
 from moebench.substrate.models.sensitivity import DifferentiableDecoder
 from moebench.substrate.models.shape import ExpertDtype, Form
-from moebench.substrate.models.weights import Checkpoint
 
 
 class SharedWork:

@@ -16,8 +16,8 @@ from moebench.substrate.errors import UsageError
 from moebench.systems.native.sizes import parse_size
 
 if TYPE_CHECKING:
+    from moebench.substrate.models.checkpoint import Checkpoint
     from moebench.substrate.models.shape import ModelShape
-    from moebench.substrate.models.weights import Checkpoint
 
 #: Called in each step with the new token of each sequence.
 Put = Callable[[Sequence[int]], None]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from moebench.substrate.models.weights import Checkpoint
+    from moebench.substrate.models.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

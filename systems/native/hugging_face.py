@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from moebench.systems.native.base import NativeSystem, Put
 
 if TYPE_CHECKING:
+    from moebench.substrate.models.checkpoint import Checkpoint
     from moebench.substrate.models.shape import ModelShape
-    from moebench.substrate.models.weights import Checkpoint
 
 #: Model families with a class in Transformers, and DeepSeek v1.
 OPENED = frozenset({"deepseek", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"})

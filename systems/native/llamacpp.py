@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from moebench.systems.native.base import Job, NativeSystem, Put, Runner
 
 if TYPE_CHECKING:
+    from moebench.substrate.models.checkpoint import Checkpoint
     from moebench.substrate.models.shape import ModelShape
-    from moebench.substrate.models.weights import Checkpoint
 
 
 @dataclass(kw_only=True)

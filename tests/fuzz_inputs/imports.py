@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from moebench.substrate.models import catalogue
-from moebench.substrate.models.imported import MANIFEST, RECORDS, import_checkpoint
-from moebench.substrate.models.weights import INDEX
+from moebench.substrate.models.checkpoint import INDEX, MANIFEST
+from moebench.substrate.models.imported import RECORDS, import_checkpoint
 from tests.fuzz_inputs import traces
 from tests.fuzz_inputs.door import Case, Door, weighted
 from tests.fuzz_inputs.models import WEIGHTS

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from moebench.harness.scale.text import train_tokenizer
-from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.models.checkpoint import Checkpoint
 from tests.harness.commands import call, refused
 from tests.substrate.models.checkpoints import make_checkpoint
 

@@ -17,9 +17,10 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.expert_store import ExpertStore
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.duoserve import DuoServe, LearnedPath, PathPredictor
 from moebench.systems.options import build, describe

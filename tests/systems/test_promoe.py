@@ -10,8 +10,9 @@ from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.engine.decisions import Fetch, Prompts
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.systems.options import build, describe
 from moebench.systems.promoe import LearnedStates, ProMoE, StridePrefetch, likeliest
 from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape

@@ -9,7 +9,7 @@ import pytest
 
 from moebench.substrate.machines import loader, records
 from moebench.substrate.machines.local import LocalMachine
-from moebench.substrate.models import weights
+from moebench.substrate.models import expert_store
 from tests.harness.commands import SMALL, call, refused, run
 
 HERE = (*SMALL, "--machine", "local", "--store", "store")
@@ -91,8 +91,8 @@ def test_a_disk_that_fails_before_the_first_decision(monkeypatch) -> None:
 
 
 def test_a_disk_that_is_full_leaves_nothing_half_written(monkeypatch, tmp_path) -> None:
-    full = Nth(weights.ExpertStore._write, 1, OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(weights.ExpertStore, "_write", full)
+    full = Nth(expert_store.ExpertStore._write, 1, OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(expert_store.ExpertStore, "_write", full)
     line = refused("run", "--system", "moe-ondemand", *HERE)
     assert "could not be written (No space left on device); free" in line
     assert not list((tmp_path / "store" / "experts").iterdir())

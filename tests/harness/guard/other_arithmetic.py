@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.formats import unpack
-from moebench.substrate.models.weights import Checkpoint
 
 
 def in_another_order(patch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from moebench.harness.guard.golden import GOLDEN, check_golden
 from moebench.harness.guard.verdicts import Finding, Verdict, compare
 from moebench.substrate.engine.decisions import LayerView, Routed
 from moebench.substrate.errors import InputError
-from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.systems.smoe import ExpertCacheRouter
 from tests.harness.guard.other_arithmetic import in_another_order
 

@@ -28,10 +28,10 @@ from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.memory.capacity import Budget
 from moebench.substrate.models import attention, decoder
 from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.fused import FusedLayer
 from moebench.substrate.models.layers import Norm
-from moebench.substrate.models.weights import Checkpoint
 from moebench.systems.daop import PredictedRouting
 from moebench.systems.policies.assign import Balanced
 from moebench.systems.policies.evict import LowestAverageScore

@@ -16,11 +16,11 @@ from moebench.harness.run.live import LiveSession
 from moebench.harness.run.rules import resolve
 from moebench.substrate.machines.profile import MACHINES, load_profile
 from moebench.substrate.machines.protocol import Lane, OpKind
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.formats import Quantised, unpack
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.shared import SharedWork
-from moebench.substrate.models.weights import Checkpoint
 from tests.harness.commands import SMALL, call, refused
 from tests.substrate.machines.test_measured_times import PROFILE as MEASURED
 

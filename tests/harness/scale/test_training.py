@@ -32,9 +32,10 @@ from moebench.harness.scale.trainable import TrainableDecoder, balance_loss, loc
 from moebench.harness.scale.training import train_config
 from moebench.harness.scale.widths import SCALE_WIDTHS, scale_config
 from moebench.substrate.errors import CheckpointError, InputError, UnknownNameError, UsageError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.config import shape_of
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.workloads.example import END_OF_TEXT
 
 CONFIG: dict[str, Any] = {

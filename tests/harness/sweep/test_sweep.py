@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.one_run import prepare, samples_of
+from moebench.harness.keep import samples_of
+from moebench.harness.one_run import prepare
 from moebench.harness.run import questions
 from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import jobs_of, keep

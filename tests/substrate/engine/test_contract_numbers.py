@@ -12,8 +12,9 @@ from torch import Tensor
 from moebench.harness.conformance.invariants import check_order, check_timeline
 from moebench.substrate.engine.decisions import NO_EXPERT, Plan, fetches, split
 from moebench.substrate.engine.system import System
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.predict import NextGatesOnNormed
 from tests.substrate.engine.fakes import rig

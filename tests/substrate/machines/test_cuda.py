@@ -25,8 +25,8 @@ from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models import decoder as decoders
 from moebench.substrate.models.block import Block
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint
 from moebench.systems import daop
 from moebench.systems.options import build
 from tests.substrate.engine.test_lossless import (

@@ -18,8 +18,8 @@ from moebench.substrate.machines.records import (
     EmulatedLink,
     MemoryRecords,
 )
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.expert_store import ALIGNMENT, ExpertStore
-from moebench.substrate.models.weights import Checkpoint
 from tests.substrate.models.checkpoints import EXPERTS, make_checkpoint
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.terms import Gate
 
 PROMPTS = [[5, 9, 2, 44, 17, 17, 30], [3], [60, 1, 8, 52]]

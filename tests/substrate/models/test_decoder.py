@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError, UsageError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.terms import Gate, Lookahead
 from tests.substrate.models.checkpoints import (
     FAMILIES,

@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, unpack
+from moebench.substrate.models.formats import unpack
 from moebench.substrate.terms import Lookahead
 from tests.substrate.models.checkpoints import EXPERTS, FAMILIES, make_checkpoint
 from tests.substrate.models.driver import PROMPTS

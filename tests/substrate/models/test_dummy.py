@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.dummy import DummyWeights
 from moebench.substrate.models.expert_store import ExpertStore
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from tests.substrate.models.checkpoints import FAMILIES
 from tests.substrate.models.driver import PROMPTS, run
 

@@ -8,10 +8,11 @@ import torch
 
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.errors import UsageError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.remembered import Prefills, RememberedPrefills
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.terms import Lookahead
 from moebench.systems.options import build
 from tests.substrate.engine.fakes import FlatCosts, prices, rig

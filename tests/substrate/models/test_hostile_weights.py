@@ -15,14 +15,8 @@ from moebench.harness.run.questions import read_texts
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.machines.records import DiskRecords
 from moebench.substrate.models.catalogue import scale_path
-from moebench.substrate.models.imported import (
-    MANIFEST,
-    RECORDS,
-    Imported,
-    every_expert,
-    import_checkpoint,
-)
-from moebench.substrate.models.weights import INDEX, Checkpoint
+from moebench.substrate.models.checkpoint import INDEX, MANIFEST, Checkpoint
+from moebench.substrate.models.imported import RECORDS, Imported, every_expert, import_checkpoint
 from tests.substrate.models.checkpoints import make_checkpoint
 
 

@@ -9,19 +9,18 @@ import torch
 
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.models import imported
+from moebench.substrate.models.checkpoint import JOURNAL, MANIFEST, Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.expert_store import ExpertStore
 from moebench.substrate.models.imported import (
-    JOURNAL,
-    MANIFEST,
     RECORDS,
     Imported,
     MappedExperts,
     every_expert,
     import_checkpoint,
-    open_checkpoint,
 )
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.opening import open_checkpoint
+from moebench.substrate.models.resident import ResidentExperts
 from tests.substrate.models.checkpoints import FAMILIES
 from tests.substrate.models.driver import PROMPTS, run
 

@@ -10,12 +10,13 @@ from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.records import DiskRecords, EmulatedLink, MemoryRecords, rows
 from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.expert_store import ExpertStore
 from moebench.substrate.models.formats import format_of
 from moebench.substrate.models.fused import fused_swiglu
 from moebench.substrate.models.quantised import PACKINGS
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.models.shape import group_of
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from tests.substrate.machines.clients import Client, load_op
 from tests.substrate.models.checkpoints import make_checkpoint
 

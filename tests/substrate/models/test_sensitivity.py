@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from moebench.substrate.errors import UsageError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.layers import gate_weights
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.models.sensitivity import DifferentiableDecoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from tests.substrate.models.checkpoints import FAMILIES
 from tests.substrate.models.driver import PROMPTS
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from moebench.substrate.errors import CheckpointError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.expert_store import ALIGNMENT, ExpertStore
 from moebench.substrate.models.formats import unpack
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from tests.substrate.models.checkpoints import (
     EXPERTS,
     FAMILIES,

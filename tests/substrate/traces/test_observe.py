@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from moebench.substrate.analysis.statistics import prediction_by_layer
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.traces.observe import margins, read, write
 from moebench.substrate.traces.passes import Recorder
 from tests.substrate.models.checkpoints import make_checkpoint

@@ -10,8 +10,9 @@ import torch
 from moebench.substrate.engine.policies import Predictor
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.terms import Lookahead
 from moebench.substrate.traces.passes import Recorder, TracedModel
 from moebench.systems.options import build

@@ -13,9 +13,10 @@ import torch
 from moebench.substrate.engine.policies import Predictor
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.substrate.terms import LOOKAHEADS, Lookahead
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import TraceFile, open_trace

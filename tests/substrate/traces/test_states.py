@@ -14,8 +14,9 @@ from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, Prom
 from moebench.substrate.engine.policies import Predictor, Prefetching
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.terms import Lookahead
 from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.observe import read

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.config import shape_of
-from moebench.substrate.models.weights import Checkpoint
 from moebench.systems.native.gguf_file import _neighbours, why_not, write_gguf
 from tests.substrate.models.checkpoints import REMOTE_CONFIGS, make_checkpoint
 from tests.substrate.models.driver import load

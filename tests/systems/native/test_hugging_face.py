@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.systems.native.hugging_face import deepseek_as_qwen2
 from tests.substrate.models.checkpoints import make_checkpoint
 from tests.substrate.models.plain import PlainModel

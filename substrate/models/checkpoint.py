@@ -6,29 +6,36 @@ between tiers, fills a slot, and is read from disk.  Pickle files are never read
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.files import brief, read_mapping, require_file
 from moebench.substrate.models.config import read_config, shape_of
-from moebench.substrate.models.expert_store import ExpertStore, Weights
-from moebench.substrate.models.formats import StoredAs, format_of, unpack
 from moebench.substrate.models.naming import TensorSpec, common_tensors, expert_tensors, layout_of
-from moebench.substrate.models.packed import unpacked
 from moebench.substrate.models.shape import ModelShape
+
+if TYPE_CHECKING:  # headers are read without torch, which takes a second to import
+    import torch
+    from torch import Tensor
+
+    from moebench.substrate.models.expert_store import ExpertStore
 
 #: Index file, with the name of the file that holds each tensor.
 INDEX = "model.safetensors.index.json"
 
+#: Files that only an imported checkpoint has: its manifest, and the journal of an import that has
+#: not finished (`moebench.substrate.models.imported`).
+MANIFEST, JOURNAL = "import.json", "import.partial"
+
+#: What a file is opened for: ``np`` reads headers without torch, ``pt`` returns tensors.
+Framework = Literal["np", "pt"]
+
 #: Allowed dtypes of a checkpoint's weights: safetensors' names, and moebench's.
 STORED_AS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Checkpoint:
@@ -41,7 +48,7 @@ class Checkpoint:
     """
 
     #: Existing store of its expert records, if it was imported.
-    store: ExpertStore | None = None
+    store: "ExpertStore | None" = None
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
@@ -51,7 +58,8 @@ class Checkpoint:
         config = read_config(path / "config.json")
         self.shape = shape_of(config, str(path / "config.json"))
         _check_quantisation(path, config, self.shape)
-        self._open: dict[Path, Any] = {}
+        #: Open files: for their headers, and for their tensors.
+        self._open: dict[tuple[Path, Framework], Any] = {}
         self._holder = self._holders()
         self._layout = layout_of(self.shape, self._holder)
         self._common = common_tensors(self.shape, self._layout)
@@ -110,23 +118,24 @@ class Checkpoint:
         """Return the names of the tensors that a file holds."""
         return list(self._file(file).keys())
 
-    def _file(self, file: Path) -> Any:
+    def _file(self, file: Path, framework: Framework = "np") -> Any:
         """Return a shard's open safetensors file."""
-        if file not in self._open:
+        if (file, framework) not in self._open:
             if file.exists() and not file.is_file():
                 raise CheckpointError(f"{file}: not a regular file; give a safetensors file")
             try:
-                self._open[file] = cast(Any, safe_open(file, framework="pt")).__enter__()
+                opened = cast(Any, safe_open(file, framework=framework)).__enter__()
             except FileNotFoundError as error:
                 raise CheckpointError(f"{file}: named by {INDEX} but missing") from error
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file}: truncated or not safetensors ({error})") from error
-        return self._open[file]
+            self._open[file, framework] = opened
+        return self._open[file, framework]
 
-    def _stored(self, name: str) -> Any:
+    def _stored(self, name: str, framework: Framework = "np") -> Any:
         """Return a slice object of a stored tensor, or None if there is no such tensor."""
         file = self._holder.get(name)
-        return None if file is None else self._file(file).get_slice(name)
+        return None if file is None else self._file(file, framework).get_slice(name)
 
     def _check(self, specs: Iterable[TensorSpec]) -> None:
         for spec in specs:
@@ -156,14 +165,17 @@ class Checkpoint:
     def _expert(self, layer: int, expert: int) -> dict[str, TensorSpec]:
         return expert_tensors(self.shape, layer, expert, self._layout)
 
-    def _read(self, spec: TensorSpec, dtype: torch.dtype) -> Tensor:
+    def _read(self, spec: TensorSpec, dtype: "torch.dtype") -> "Tensor":
         """Read a tensor, or only the part of a stored tensor that its spec names."""
         if spec.whole is None:
-            tensor: Tensor = self._file(self._holder[spec.stored]).get_tensor(spec.stored)
+            file = self._file(self._holder[spec.stored], "pt")
+            tensor: Tensor = file.get_tensor(spec.stored)
             return self._sound(spec.stored, tensor).to(dtype)
-        stored, rows = self._stored(spec.stored), slice(*spec.rows)
+        stored, rows = self._stored(spec.stored, "pt"), slice(*spec.rows)
         if spec.scales is not None:
-            blocks, scales = stored[spec.expert], self._stored(spec.scales)[spec.expert]
+            from moebench.substrate.models.packed import unpacked
+
+            blocks, scales = stored[spec.expert], self._stored(spec.scales, "pt")[spec.expert]
             return unpacked(blocks[rows], scales[rows]).to(dtype)
         if spec.transposed or rows.step:
             tensor = stored[spec.expert]
@@ -172,14 +184,14 @@ class Checkpoint:
             tensor = stored[spec.expert, rows]
         return self._sound(spec.stored, tensor).to(dtype)
 
-    def _sound(self, name: str, tensor: Tensor) -> Tensor:
+    def _sound(self, name: str, tensor: "Tensor") -> "Tensor":
         """Check that weights are finite and no matrix is all zero.
 
         NaN would spread to all later tokens; a matrix of zeros is what an interrupted download or a
         failed conversion leaves.  Vectors may be zero: a bias, or a norm's offset from 1.
         """
-        if not torch.isfinite(tensor).all():
-            wrong = tensor[~torch.isfinite(tensor)]
+        if not tensor.isfinite().all():
+            wrong = tensor[~tensor.isfinite()]
             raise CheckpointError(
                 f"{self.path}: tensor {name} holds {wrong[0].item()}, {len(wrong)} of "
                 f"{tensor.numel()} values are no finite numbers; allowed: finite ones"
@@ -195,12 +207,14 @@ class Checkpoint:
         """Paths of all files with weights."""
         return sorted({*self._holder.values()})
 
-    def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
+    def common(self, dtype: "torch.dtype") -> "dict[str, Tensor]":
         """Return all non-expert weights by moebench's tensor names."""
         return {ours: self._read(spec, dtype) for ours, spec in self._common.items()}
 
-    def common_part(self, names: Iterable[str]) -> dict[str, Tensor]:
+    def common_part(self, names: Iterable[str]) -> "dict[str, Tensor]":
         """Return some non-expert weights by moebench's names, in their stored dtypes."""
+        from moebench.substrate.models.formats import DTYPES
+
         dtypes = {name: STORED_AS[self._stored(self._common[name].stored).get_dtype()]
                   for name in names}  # fmt: skip
         return {name: self._read(self._common[name], DTYPES[as_]) for name, as_ in dtypes.items()}
@@ -210,8 +224,10 @@ class Checkpoint:
         """Names of all non-expert tensors in moebench's naming."""
         return list(self._common)
 
-    def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
+    def expert_record(self, layer: int, expert: int, dtype: "torch.dtype") -> "Tensor":
         """Return a routed expert's weights as a flat record ``[3·I·H]``, then its biases."""
+        import torch
+
         specs = self._expert(layer, expert).values()
         return torch.cat([self._read(spec, dtype).flatten() for spec in specs])
 
@@ -248,89 +264,3 @@ def _check_quantisation(path: Path, config: Mapping[str, Any], shape: ModelShape
                 f"allowed: {', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss; load the "
                 "checkpoint that it was made from, with --expert-dtype int4"
             )
-
-
-#: Least number of experts, and most bytes of each, for which one grouped product of their copies
-#: takes less time than a product for each: calls cost more than copied bytes.
-STACK_EXPERTS, STACK_BYTES = 3, 256 << 10
-
-#: A grouped product needs matrix rows that begin at multiples of this many bytes.
-STACK_STRIDE = 16
-
-
-def stacks(shape: ModelShape, like: Tensor, count: int) -> bool:
-    """Return whether ``count`` experts, stored like a tensor, are computed in one product."""
-    size = like.element_size()
-    return (
-        count >= STACK_EXPERTS
-        and like.dtype in DTYPES.values()  # Grouped products support no other dtype.
-        and not shape.expert_bias  # Grouped products add no biases.
-        and shape.expert_params * size <= STACK_BYTES
-        and not shape.hidden_size * size % STACK_STRIDE
-        and not shape.expert_width * size % STACK_STRIDE
-        and like.device.type == "cpu"
-    )
-
-
-#: Experts of up to this size are cheaper to gather into one product than to compute one by one.
-GATHER_BYTES = 1 << 20
-
-
-class ResidentExperts:
-    """All experts of a model in memory, without offloading.
-
-    Args:
-        stored_as: round the weights to this type; None leaves them unrounded.
-    """
-
-    def __init__(
-        self, weights: Weights, dtype: torch.dtype, stored_as: StoredAs | None = None
-    ) -> None:
-        shape = self._shape = weights.shape
-        made = format_of(shape, stored_as or dtype)
-        # A gathered product adds no biases.
-        small = shape.expert_params * dtype.itemsize <= GATHER_BYTES
-        self._gathers = small and not shape.expert_bias
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
-        for layer in shape.moe_layers:
-            records = [
-                unpack(shape, made.rounded(weights.expert_record(layer, expert, dtype)))
-                for expert in range(shape.num_experts)
-            ]
-            # Batched products of one row are fastest with [E, H, 2·I] and [E, I, H].
-            gate_up, down, *biases = zip(*records, strict=True)
-            self._layers[layer] = (
-                torch.stack(gate_up).transpose(1, 2).contiguous(),
-                torch.stack(down).transpose(1, 2).contiguous(),
-            )
-            if biases:
-                self._biases[layer] = (torch.stack(biases[0]), torch.stack(biases[1]))
-
-    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, ...]:
-        """Return gate over up ``[2·I, H]``, down ``[H, I]`` and their biases, if any, as views."""
-        gate_up, down = self._layers[layer]
-        if not self._biases:
-            return gate_up[expert].T, down[expert].T
-        gate_up_bias, down_bias = self._biases[layer]
-        return gate_up[expert].T, down[expert].T, gate_up_bias[expert], down_bias[expert]
-
-    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
-        """Return n small experts' matrices, ``[n, 2·I, H]`` and ``[n, H, I]``, or None."""
-        gate_up, down = self._layers[layer]
-        if not stacks(self._shape, gate_up, len(experts)):
-            return None
-        if len(experts) == len(gate_up):  # Ids are ascending, so these are all in order.
-            return gate_up.mT, down.mT
-        chosen = torch.tensor(experts)
-        return gate_up.index_select(0, chosen).mT, down.index_select(0, chosen).mT
-
-    def gathered(self, layer: int, experts: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return n experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``, or None.
-
-        None if the experts are too large to copy, or have biases.
-        """
-        if not self._gathers:
-            return None
-        gate_up, down = self._layers[layer]
-        return gate_up.index_select(0, experts), down.index_select(0, experts)
