@@ -296,6 +296,7 @@ LIGHT = [
     "list machines", "list workloads", "list policies", "list models", "report", "nonsense",
     "--version", "rm nonsense", "gc",
     "run --system nonsense --setting S3",
+    "sweep --systems smoe,fiddler --settings S3 --workloads arithmetic --prompts 2 --dry-run",
     "models --help", "models list", "models verify nonsense", "models train nonsense",
     "models import nonsense",
 ]  # fmt: skip
