@@ -49,8 +49,8 @@ class Compared:
 
         Columns: the table's title and conditions; ``system``, ``badge``, ``remarks``, ``runs``;
         each figure as it is displayed (in percent, GB, ...), with ``.low`` and ``.high`` ends of
-        its interval, the number ``.n`` of cells that it is a mean of, and its ``.place``: best,
-        second, tied or None.
+        its interval, the number ``.n`` of cells that it is a mean of, and its ``.place``: 1 for the
+        best and all that are tied with it, 2 for the next, else NaN.
 
         Raises UsageError: pandas is not installed.
         """
