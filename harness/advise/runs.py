@@ -18,10 +18,10 @@ from moebench.harness.advise.choose import (
     smallest_alpha,
 )
 from moebench.harness.guard.accuracy_table import scoring_of
-from moebench.harness.sweep.execute import carry_out, jobs_of, local_workers
+from moebench.harness.sweep.execute import carry_out, jobs_of, local_workers, processes_for
 from moebench.harness.sweep.plan import expand
 from moebench.harness.sweep.planned import Planned
-from moebench.harness.sweep.progress import Board, board
+from moebench.harness.sweep.progress import Board, board, forecast_of
 from moebench.harness.sweep.worker import Failed, Finished, Job
 from moebench.results import intervals
 from moebench.results.document import Document, basis, dig, score_at_floor, score_of
@@ -108,8 +108,7 @@ class Runs:
         store.schema()  # report an unreadable store before cells are hashed
         axes = {"system": [self._shown(name) for name in systems], "alpha": list(alphas)}
         specs = expand({"common": self.given, "product": axes}, self.data_dir, say)
-        planned = Planned(self.data_dir)
-        cells = jobs_of(specs, planned)
+        cells = jobs_of(specs, Planned(self.data_dir))
         self.asked |= {job.cell_id: _configuration(job) for job in cells}
         stored = store.finished(job.cell_id for job in cells)
         for cell_id, run_id in stored.items():
@@ -131,7 +130,9 @@ class Runs:
             finished(outcome.document)
 
         opened = local_workers(self.jobs, self.data_dir, self.directory, samples=True)
-        with board(len(todo)) as shown:
+        forecast = forecast_of(todo, store, self.data_dir, processes_for(self.jobs))
+        console.say(f"{len(todo)} configurations to measure, {forecast}")
+        with board(forecast) as shown:
             carry_out(todo, store, opened, _Told(shown, ended))
 
     def _shown(self, system: str) -> str | dict[str, Any]:

@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moebench.harness.cli.options import Changed, takes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
+from moebench.harness.cli.parameters import (
+    DATA_DIR,
+    DEFAULT_STORE,
+    JSON,
+    QUICK_PROMPTS,
+    QUICK_TEXTS,
+    QUICK_TOKENS,
+    STORE,
+    option,
+)
 
 if TYPE_CHECKING:
     from moebench.harness.advise.choose import By, Candidate, Demand
     from moebench.harness.advise.runs import Advice
-
-#: Few, so that an answer comes in minutes; the output says so.
-PROMPTS, NEW_TOKENS, TEXTS = 4, 32, 16
 
 #: How many commands are named.
 TO_TRY = 3
@@ -28,9 +34,9 @@ TO_TRY = 3
 @takes(
     "setting", "model", "machine", "software", "weights", "precision", "workload", "batch",
     "cache_ratio", "prompts", "new_tokens", "calibrate_texts", "seed",
-    prompts=Changed("Prompts of each run.", default=PROMPTS, min=1),
-    new_tokens=Changed(default=NEW_TOKENS, min=2),
-    calibrate_texts=Changed(default=TEXTS, min=1),
+    prompts=Changed("Prompts of each run.", default=QUICK_PROMPTS, min=1),
+    new_tokens=Changed(default=QUICK_TOKENS, min=2),
+    calibrate_texts=Changed(default=QUICK_TEXTS, min=1),
     seed=Changed(min=0),
 )  # fmt: skip
 def advise(

@@ -22,3 +22,6 @@ JSON = Annotated[bool, option("Print one JSON document on stdout.", "--json")]
 DATA_DIR = Annotated[
     Path | None, option("Folder of evaluation sets, or hub: [generated sets only].")
 ]
+
+#: A quick look at a system: prompts, new tokens, and texts that a system learns from.
+QUICK_PROMPTS, QUICK_TOKENS, QUICK_TEXTS = 4, 32, 16

@@ -53,9 +53,9 @@ def sweep(
     """
     from moebench.harness import console
     from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
-    from moebench.harness.sweep.execute import carry_out, jobs_of
+    from moebench.harness.sweep.execute import carry_out, jobs_of, processes_for
     from moebench.harness.sweep.planned import Planned
-    from moebench.harness.sweep.progress import board
+    from moebench.harness.sweep.progress import board, forecast_of
     from moebench.results.store import Store
 
     folder = find_data_dir(data_dir)
@@ -74,12 +74,14 @@ def sweep(
     ]  # fmt: skip
     if dry_run:
         known = dict.fromkeys(finished, "stored") | dict.fromkeys(failed, "failed before")
-        raise typer.Exit(_show_plan(cells, todo, known, kept, planned, jobs, json))
+        raise typer.Exit(_show_plan(cells, todo, known, kept, planned, folder, jobs, json))
     require_writable(store)
     if todo:
         kept.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
+        forecast = forecast_of(todo, kept, folder, processes_for(jobs))
+        console.say(f"{len(todo)} cells to run, {forecast.processes} at a time, {forecast}")
         opened = _workers(ray, jobs, folder, store, not no_samples)
-        with opened as workers, board(len(todo)) as shown:
+        with opened as workers, board(forecast) as shown:
             carry_out(todo, kept, workers, shown)
     raise typer.Exit(_sum_up(cells, len(todo), kept, file is not None, json))
 
@@ -142,7 +144,7 @@ def _workers(
 
 def _show_plan(
     cells: "Sequence[Job]", todo: "Sequence[Job]", known: dict[str, str], store: "Store",
-    planned: "Planned", jobs: int | None, as_json: bool,
+    planned: "Planned", data_dir: Path | None, jobs: int | None, as_json: bool,
 ) -> int:  # fmt: skip
     """List the cells with state and estimated time; return 1 if none can run.
 
@@ -151,9 +153,8 @@ def _show_plan(
     """
     from moebench.harness import console
     from moebench.harness.cli.usage_errors import adapt_options
-    from moebench.harness.sweep.estimate import estimate
     from moebench.harness.sweep.execute import processes_for
-    from moebench.harness.sweep.progress import title
+    from moebench.harness.sweep.progress import forecast_of, title
 
     problems = {}
     with console.progress("checking cells", QUICK_S) as progress:
@@ -163,9 +164,8 @@ def _show_plan(
                 problems[job.cell_id] = reason
     state = {job.cell_id: "to run" for job in todo} | dict.fromkeys(problems, "not possible here")
     states = [state.get(job.cell_id) or known[job.cell_id] for job in cells]
-    processes = 1 if jobs == 0 else processes_for(jobs)
-    timed = store.wall_times({job.spec.system for job in todo}) if todo else []
-    guess = estimate([job.spec for job in todo], timed, processes)
+    possible = [job for job in todo if job.cell_id not in problems]
+    forecast = forecast_of(possible, store, data_dir, processes_for(jobs))
     counts = Counter(states)
     if as_json:
         rows = [
@@ -173,7 +173,7 @@ def _show_plan(
             | ({"error": problems[job.cell_id]} if job.cell_id in problems else {})
             for job, s in zip(cells, states, strict=True)
         ]
-        plan: dict[str, Any] = {"cells": rows, "estimate_s": round(guess.seconds, 1)}
+        plan: dict[str, Any] = {"cells": rows, "estimate_s": round(forecast.seconds, 1)}
         print(json_.dumps(plan, sort_keys=True))
     else:
         lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(cells, states, strict=True)]
@@ -182,7 +182,9 @@ def _show_plan(
     for reason, times in Counter(problems.values()).items():
         line = adapt_options(f"not possible here, {times} cells: {reason}", ["sweep"])
         console.stderr().print(line, markup=False)
-    console.stderr().print(f"{len(cells)} cells: {said}; {processes} at a time, {guess}")
+    console.stderr().print(
+        f"{len(cells)} cells: {said}; {forecast.processes} at a time, {forecast}"
+    )
     return 1 if problems and len(problems) == len(cells) else 0
 
 
