@@ -70,7 +70,8 @@ def run(
         require_place("--timeline", timeline)
     require_writable(store)
     if seeds is None:
-        done = _run(specs[0], folder, store, force, timeline)
+        before_s = time.process_time()
+        done = _run(specs[0], folder, store, force, timeline, not no_interval, before_s)
         document = done.document
 
         def complete() -> bool:
@@ -134,11 +135,13 @@ class _Done(NamedTuple):
 
 def _run(
     spec: "RunSpec", data_dir: Path | None, directory: Path, force: bool,
-    timeline: Path | None = None, what: str = "",
+    timeline: Path | None = None, interval: bool = False, before_s: float = 0.0, what: str = "",
 ) -> _Done:  # fmt: skip
     """Return a stored run, or run it and store it.
 
     Args:
+        interval: whether its interval will be computed.
+        before_s: seconds since the command was started.
         what: tells the run from others beside it.
     """
     from moebench.harness import console
@@ -150,7 +153,7 @@ def _run(
 
     store, outcome = Store(directory), None
     what = f"{spec.title} on {spec.model}{what}"
-    announcer = Announcer(spec, console.say, before_s=time.process_time())
+    announcer = Announcer(spec, console.say, interval, before_s=before_s)
     with console.progress(what, also=announcer.phase) as progress:
         report_phase("load")
         # The first of these imports takes seconds, too.

@@ -17,18 +17,20 @@ class Announcer:
 
     Args:
         say: prints a line.
+        interval: whether the run's interval is computed, too.
         clock: returns seconds from any start.
         before_s: seconds since the command was started.
     """
 
     def __init__(
-        self, spec: "RunSpec", say: Callable[[str], None],
+        self, spec: "RunSpec", say: Callable[[str], None], interval: bool,
         clock: Callable[[], float] = time.monotonic, before_s: float = 0.0,
     ) -> None:  # fmt: skip
-        from moebench.harness.sweep.forecast import Pace
+        from moebench.harness.sweep.forecast import Pace, replayed_tokens
 
         self._spec, self._say, self._clock = spec, say, clock
         self._began = clock() - before_s
+        self._replayed = replayed_tokens(spec) if interval else 0
         self._pace = Pace(clock)
         self._learns = self._said = False
 
@@ -41,11 +43,11 @@ class Announcer:
 
     def _announce(self) -> None:
         from moebench.harness.sweep.estimate import duration, run_seconds
-        from moebench.harness.sweep.forecast import counts_of, replayed_tokens
+        from moebench.harness.sweep.forecast import counts_of
 
         spec, rates = self._spec, self._pace.rates
         assert rates is not None
-        counts = counts_of(spec, replayed_tokens(spec))
+        counts = counts_of(spec, self._replayed)
         if not counts.passes:  # answers end where the model ends them
             return
         left = run_seconds(counts, rates._replace(start_s=0.0))
@@ -87,9 +89,9 @@ class Announcer:
     def _run_seconds(self, pass_s: float) -> float:
         """Return the expected time of the run itself from the lossless model's time of a token."""
         from moebench.harness.sweep.estimate import PREFILL_PASSES, Rates, run_seconds
-        from moebench.harness.sweep.forecast import counts_of, replayed_tokens
+        from moebench.harness.sweep.forecast import counts_of
 
-        counts = counts_of(self._spec, replayed_tokens(self._spec))
+        counts = counts_of(self._spec, self._replayed)
         return run_seconds(counts, Rates(0.0, PREFILL_PASSES * pass_s, pass_s))
 
 
