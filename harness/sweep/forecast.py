@@ -56,8 +56,8 @@ REPLAY = Rates(0.1, 0.02, 0.006)
 #: Longest time in seconds for which short runs are begun.
 MEASURE_S = 8.0
 
-#: Decoded tokens of a short run, and tokens of each text of a short group.
-TOKENS = 9
+#: Tokens of a short run.
+TOKENS = 17
 
 #: Tokens that a policy is trained on for a measurement: one of its batches.
 TRAINED = 256
@@ -74,11 +74,14 @@ class Pace:
 
     Args:
         clock: returns seconds from any start.
-        after: decoded tokens after which the rates are known.
+        after, for_s: decoded tokens, and seconds of decoding, after which the rates are known; the
+            end of the first batch is enough.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, after: int = TOKENS - 1):
-        self._clock, self._after = clock, after
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, after: int = 8, for_s: float = 1.0
+    ) -> None:
+        self._clock, self._after, self._for_s = clock, after, for_s
         self.began = clock()
         self._prefilled = self._decoded = 0.0
         self._scored: float | None = None
@@ -90,12 +93,16 @@ class Pace:
         if self.rates is not None:
             return
         now = self._clock()
-        if name == "prefill" and not self._prefilled:
-            self._prefilled = now
-        elif name == "decode" and done == 1:
+        if name == "decode" and done == 1 and not self._passes:
             self._decoded = now
-        elif (name == "decode" and done > self._after) or (name == "scoring" and self._passes):
+        elif name == "decode":
+            enough = done > self._after and now - self._decoded >= self._for_s
+            if enough:
+                self._know(now)
+        elif self._passes:  # the first batch was decoded
             self._know(now)
+        elif name == "prefill":
+            self._prefilled = now
         if name == "decode":
             self._passes = done
 
@@ -319,7 +326,7 @@ def measured(session: Any, scratch: Path) -> Rates:
     """
     from moebench.harness.one_run import run
 
-    pace = Pace(after=min(TOKENS, session.spec.new_tokens) - 2)
+    pace = Pace(after=min(TOKENS, session.spec.new_tokens) - 2, for_s=0.0)
     with phase_listener(pace.phase):
         run(session, scratch)
     if pace.rates is not None and counts_of(session.spec).passes:
@@ -408,6 +415,7 @@ class Forecaster:
     _stored: set[Hashable] = field(default_factory=set)
     _parts: dict[Hashable, tuple[Part, ...]] = field(default_factory=dict)
     _learners: dict[Hashable, Learner] = field(default_factory=dict)
+    _learning_systems: dict[Hashable, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._opened = Opened(self.data_dir)
@@ -449,7 +457,7 @@ class Forecaster:
                 )
             except ValueError:  # of another version
                 continue
-            if kind_of(spec) in wanted and counts_of(spec).passes and not _learner(spec):
+            if kind_of(spec) in wanted and counts_of(spec).passes and not self._learner(spec):
                 found.setdefault(kind_of(spec), []).append(rates_of(wall_s, counts_of(spec)))
         self._rates = {kind: mean_rates(rates) for kind, rates in found.items()}
         self._stored = set(found)
@@ -492,7 +500,7 @@ class Forecaster:
     def _learning(self, spec: RunSpec) -> tuple[Part, ...]:
         """Return the files that a cell must learn, each with the time that it takes."""
         own = needs_import(spec.system, spec.overrides)
-        if spec.native or own or spec.replays or not _learner(spec):
+        if spec.native or own or spec.replays or not self._learner(spec):
             return ()
         fields = {"prompts", "new_tokens", "batch", "cache_ratio", "slots", "machine", "software"}
         key = spec.model_dump_json(exclude=fields)
@@ -503,6 +511,14 @@ class Forecaster:
             except MoeBenchError:  # the sweep will say so
                 self._parts[key] = ()
         return self._parts[key]
+
+    def _learner(self, spec: RunSpec) -> bool:
+        """Return whether a run's system learns."""
+        made = (spec.title, *sorted(spec.overrides.items()))
+        if made not in self._learning_systems:
+            policies = () if spec.native else spec.make_system().policies.values()
+            self._learning_systems[made] = any(policy.calibrates for policy in policies)
+        return self._learning_systems[made]
 
     def _parts_of(self, session: Any) -> tuple[Part, ...]:
         from moebench.harness.run import learn
@@ -521,11 +537,6 @@ class Forecaster:
             Part(found.written, learner.write_seconds(found.texts)),
             Part(found.trained, learner.train_seconds(found.policies, texts)),
         )
-
-
-def _learner(spec: RunSpec) -> bool:
-    """Return whether a run's system learns."""
-    return not spec.native and any(p.calibrates for p in spec.make_system().policies.values())
 
 
 def _load() -> float:

@@ -65,12 +65,16 @@ def forecast_of(
 
 
 class Left:
-    """Remaining time of a sweep, corrected when a cell has ended."""
+    """Remaining time of a sweep, corrected when a cell has ended.
+
+    Its text is computed anew at most once in a millisecond for each cell of the sweep.
+    """
 
     def __init__(self, forecast: Forecast, clock: Callable[[], float] = time.monotonic) -> None:
         self._forecast, self._clock = forecast, clock
         self._began: dict[str, float] = {}
         self._taken: dict[str, float] = {}
+        self._said, self._at = "", float("-inf")
 
     def started(self, job: Job) -> None:
         """Note that a cell begins; a cell of a lost worker begins again."""
@@ -82,10 +86,13 @@ class Left:
 
     def __str__(self) -> str:
         now = self._clock()
+        if now - self._at < len(self._forecast.tasks) / 1000:
+            return self._said
         running = {cell: now - began for cell, began in self._began.items()}
         tasks, processes = self._forecast.tasks, self._forecast.processes
         seconds = remaining_seconds(tasks, self._taken, running, processes)
-        return f"{duration(seconds)} left"
+        self._said, self._at = f"{duration(seconds)} left", now
+        return self._said
 
 
 def _is_failure(outcome: Finished | Failed) -> TypeGuard[Failed]:

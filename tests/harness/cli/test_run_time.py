@@ -43,21 +43,27 @@ def announced(
 
 def test_the_expected_time_is_printed_once_after_the_first_tokens() -> None:
     asked = spec(prompts=8, new_tokens=64)
-    (line,) = announced(asked, start_s=3, pass_s=0.1, before_s=2)
-    # Before 2 s, loaded in 3 s, a prefill and 8 tokens of 0.1 s; then 8 batches of two prefills
+    (line,) = announced(asked, start_s=3, pass_s=0.125, before_s=2)
+    # Before 2 s, loaded in 3 s, a prefill and 8 tokens of 0.125 s; then 8 batches of two prefills
     # (one is the scoring) and 63 tokens, and the replays of the interval.
-    interval = replayed_tokens(asked) * 0.1 * INTERVAL_SHARE
-    seconds = 2 + 3 + 9 * 0.1 + 8 * (0.2 + 63 * 0.1) + interval
-    assert line == f"about {seconds:.0f} s: 8 prompts of 64 tokens, 100 ms a token to compute"
-    (without,) = announced(asked, start_s=3, pass_s=0.1, before_s=2, interval=False)
+    interval = replayed_tokens(asked) * 0.125 * INTERVAL_SHARE
+    seconds = 2 + 3 + 9 * 0.125 + 8 * (0.25 + 63 * 0.125) + interval
+    assert line == f"about {seconds:.0f} s: 8 prompts of 64 tokens, 125 ms a token to compute"
+    (without,) = announced(asked, start_s=3, pass_s=0.125, before_s=2, interval=False)
     assert without.startswith(f"about {seconds - interval:.0f} s: ")
     # Half the speed, twice the time, whatever the computer.
-    (slower,) = announced(asked, start_s=6, pass_s=0.2, before_s=4)
+    (slower,) = announced(asked, start_s=6, pass_s=0.25, before_s=4)
     assert slower.startswith(f"about {2 * seconds / 60:.0f} min: ")
 
 
 def test_a_run_of_less_than_two_seconds_is_not_announced() -> None:
     assert announced(spec(prompts=1, new_tokens=12), start_s=0.1, pass_s=1e-4) == []
+
+
+def test_a_fast_run_is_announced_after_a_second() -> None:
+    (line,) = announced(spec(prompts=32, new_tokens=64), start_s=0.5, pass_s=2**-5)
+    whole = 0.5 + 33 / 32 + 32 * (2 + 63) / 32
+    assert float(line.split()[1]) == pytest.approx(whole, abs=5)
 
 
 def test_answers_of_unknown_length_are_not_announced() -> None:

@@ -58,10 +58,10 @@ class Clock:
         return self.now
 
 
-def paced(events: list[tuple[float, str, int]], after: int = 8) -> Rates | None:
+def paced(events: list[tuple[float, str, int]], after: int = 8, for_s: float = 0.0) -> Rates | None:
     """Return the rates after phases that are reported at given times."""
     clock = Clock()
-    pace = Pace(clock, after)
+    pace = Pace(clock, after, for_s)
     for now, name, done in events:
         clock.now = now
         pace.phase(name, done, None)
@@ -78,6 +78,15 @@ def test_rates_are_known_after_some_decoded_tokens() -> None:
     assert paced([*LOADED, *decoded]) == pytest.approx((0.5, 0.2, 0.02))
     slower_later = [*LOADED, *decoded, (99.0, "decode", 10)]
     assert paced(slower_later) == pytest.approx((0.5, 0.2, 0.02))
+
+
+def test_rates_are_known_after_some_time_or_at_the_end_of_the_first_batch() -> None:
+    decoded = [(10.6 + 0.02 * k, "decode", k + 1) for k in range(1, 60)]
+    assert paced([*LOADED, *decoded[:49]], for_s=1.0) is None
+    assert paced([*LOADED, *decoded[:51]], for_s=1.0) == pytest.approx((0.5, 0.2, 0.02))
+    # The next prefill of a replay: 50 passes ended 1 s after the first began.
+    next_batch = (11.6, "prefill", 0)
+    assert paced([*LOADED, *decoded[:49], next_batch], for_s=9.0) == pytest.approx((0.5, 0.2, 0.02))
 
 
 def test_rates_of_a_short_run_are_known_when_it_is_scored() -> None:
@@ -200,7 +209,7 @@ def test_cells_that_cannot_run_get_an_estimate_all_the_same() -> None:
 
 def test_a_short_run_has_one_batch_of_few_tokens() -> None:
     cell = short(spec("daop", prompts=6, batch=3, new_tokens=64))
-    assert (cell.prompts, cell.new_tokens, cell.calibrate_texts) == (3, 9, 1)
+    assert (cell.prompts, cell.new_tokens, cell.calibrate_texts) == (3, 17, 1)
     cell = short(spec(prompts=4, new_tokens=3))
     assert (cell.prompts, cell.new_tokens, cell.calibrate_texts) == (1, 3, None)
     whole = short(spec(prompts=4, scoring="generation"))
