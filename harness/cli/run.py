@@ -1,7 +1,6 @@
 """``moebench run``: one system on one model and machine."""
 
 import json as json_
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -54,6 +53,7 @@ def run(
     """Run one system on one model and machine; store and show the results."""
     from moebench.harness import console
     from moebench.harness.arguments import find_data_dir, require_writable
+    from moebench.harness.cli.run_time import since_start
     from moebench.harness.cli.timeline import require_place
     from moebench.substrate.errors import UsageError
 
@@ -70,8 +70,7 @@ def run(
         require_place("--timeline", timeline)
     require_writable(store)
     if seeds is None:
-        before_s = time.process_time()
-        done = _run(specs[0], folder, store, force, timeline, not no_interval, before_s)
+        done = _run(specs[0], folder, store, force, timeline, not no_interval, since_start())
         document = done.document
 
         def complete() -> bool:

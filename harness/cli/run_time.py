@@ -1,5 +1,6 @@
 """Expected time of `moebench run`, printed when the run begins."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,16 @@ if TYPE_CHECKING:
 
 #: Runs that take less time in seconds are not announced.
 SHORT_S = 2.0
+
+
+def since_start() -> float:
+    """Return the seconds since this process was started; its CPU time where that is unknown."""
+    try:
+        # Fields after the name in brackets; the 20th is the start in clock ticks since boot.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.process_time()
 
 
 class Announcer:

@@ -1,12 +1,15 @@
 """`moebench run`: its expected time, its quick form, and figures before their intervals."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moebench.harness.cli import run as command
-from moebench.harness.cli.run_time import Announcer, learning_lines
+from moebench.harness.cli.run_time import Announcer, learning_lines, since_start
 from moebench.harness.run.rules import resolve
 from moebench.harness.sweep import forecast
 from moebench.harness.sweep.estimate import INTERVAL_SHARE
@@ -54,6 +57,24 @@ def test_the_expected_time_is_printed_once_after_the_first_tokens() -> None:
     # Half the speed, twice the time, whatever the computer.
     (slower,) = announced(asked, start_s=6, pass_s=0.25, before_s=4)
     assert slower.startswith(f"about {2 * seconds / 60:.0f} min: ")
+
+
+def test_the_time_since_the_start_of_the_process_includes_the_imports() -> None:
+    code = (
+        "import time; from moebench.harness.cli.run_time import since_start; "
+        "now = time.time(); print(since_start(), now)"
+    )
+    before = time.time()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, now = map(float, done.stdout.split())
+    # The process was started between these two times; clock ticks are 10 ms.
+    assert 0 < seconds <= now - before + 0.05
+
+
+def test_where_the_start_is_unknown_the_cpu_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME")
+    monkeypatch.setattr(time, "process_time", lambda: 4.5)
+    assert since_start() == 4.5
 
 
 def test_a_run_of_less_than_two_seconds_is_not_announced() -> None:
