@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from moebench.harness.progress import Step
+    from moebench.substrate.progress_events import Listener
 
 
 # rich takes 70 ms to import: every command imports this module, few of them draw.
@@ -89,15 +90,16 @@ def text_table(shown: TextTable) -> None:
 
 
 @contextmanager
-def progress(what: str, after_s: float = 0.0) -> Iterator["Step"]:
+def progress(what: str, after_s: float = 0.0, also: "Listener | None" = None) -> Iterator["Step"]:
     """Show progress as a bar or as lines in a pipe; yields ``step(done, total)``.
 
     Args:
         after_s: how long a pipe is told nothing, of work that may be done at once.
+        also: called with the phases of a run, too.
     """
     from moebench.harness.progress import shown
 
-    with shown(what, stderr(), after_s) as step:
+    with shown(what, stderr(), after_s, also) as step:
         yield step
 
 
@@ -116,13 +118,24 @@ def say_refused(names: Collection[str] | None = None) -> None:
             say(f"left out: {reason}")
 
 
-def show_run(document: dict[str, Any], store: Path) -> None:
-    """Print one run's figures, each latency with its badge, and its notes."""
+def show_run(
+    document: dict[str, Any], store: Path, complete: Callable[[], bool] = lambda: False
+) -> None:
+    """Print one run's figures, each latency with its badge, and its notes.
+
+    Args:
+        complete: called when the figures are printed; adds those that take more time to the
+            document, and returns whether there are any.
+    """
     from moebench.reports.sections.run import figures, title_of
 
-    table(title_of(document), ["figure", "value"], [list(row) for row in figures(document)])
+    rows = [list(row) for row in figures(document)]
+    table(title_of(document), ["figure", "value"], rows)
     for note in document["notes"]:
         say(f"note: {note}")
+    if complete():
+        changed = [list(row) for row in figures(document) if list(row) not in rows]
+        table("with their intervals", ["figure", "value"], changed)
     moving = [one["field"] for one in (document.get("interval") or {}).get("fields", [])[:3]]
     if moving:
         say(f"± over the ranges of the profile's numbers, most by {', '.join(moving)}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from moebench.substrate.progress_events import phase_listener
+from moebench.substrate.progress_events import Listener, phase_listener
 from moebench.substrate.text import visible
 
 #: Seconds after which a phase is named, and after which a line is printed in any case.
@@ -26,11 +26,14 @@ Step = Callable[[int, int], None]
 
 
 @contextmanager
-def shown(what: str, console: Any, after_s: float = 0.0) -> Iterator[Step]:
+def shown(
+    what: str, console: Any, after_s: float = 0.0, also: Listener | None = None
+) -> Iterator[Step]:
     """Show the progress of the task ``what`` and its phases; yield ``step(done, total)``.
 
     Args:
         after_s: seconds before the first line in a pipe.
+        also: called with the phases, too.
     """
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -39,12 +42,20 @@ def shown(what: str, console: Any, after_s: float = 0.0) -> Iterator[Step]:
 
             def phase(name: str, done: int, total: int | None) -> None:
                 bar.update(task, description=f"{what}: {_part(name, done, total)}")
+                if also is not None:
+                    also(name, done, total)
 
             with phase_listener(phase):
                 yield lambda done, total: bar.update(task, completed=done, total=total)
         return
     lines = Lines(what, after_s=after_s)
-    with phase_listener(lines.phase), _ticking(lines.tick):
+
+    def told(name: str, done: int, total: int | None) -> None:
+        lines.phase(name, done, total)
+        if also is not None:
+            also(name, done, total)
+
+    with phase_listener(told), _ticking(lines.tick):
         yield lines.step
 
 

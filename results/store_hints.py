@@ -4,12 +4,12 @@ import shlex
 from pathlib import Path
 
 #: Default folder of the run store.
-DEFAULT = Path(".moebench")
+DEFAULT_STORE = Path(".moebench")
 
 
 def in_store(directory: Path | str) -> str:
     """Return the ``--store`` option that names a store; "" for the default store."""
-    return "" if Path(directory) == DEFAULT else f" --store {shlex.quote(str(directory))}"
+    return "" if Path(directory) == DEFAULT_STORE else f" --store {shlex.quote(str(directory))}"
 
 
 def no_runs(directory: Path | str) -> str:

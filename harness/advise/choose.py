@@ -121,6 +121,11 @@ class Demand(NamedTuple):
     loss: float | None
 
 
+def configuration(system: str, alpha: float | None) -> str:
+    """Return the title of a system at one of its α's."""
+    return system if alpha is None else f"{system} at α {alpha:g}"
+
+
 class Candidate(NamedTuple):
     """A system, at one α if it has one, with the figures of its run.
 
@@ -140,7 +145,7 @@ class Candidate(NamedTuple):
     @property
     def title(self) -> str:
         """The system's name with its α."""
-        return self.system if self.alpha is None else f"{self.system} at α {self.alpha:g}"
+        return configuration(self.system, self.alpha)
 
     def too_slow_ms(self, demand: Demand) -> float:
         """Return the excess of the candidate's TPOT over the budget in ms; 0 within the budget."""
@@ -210,10 +215,31 @@ def _once(candidates: Sequence[Candidate]) -> list[Candidate]:
 # ----------------------------------------------------------------------------- sentences
 
 
-def sentence(ranking: Ranking, demand: Demand, by: By) -> str:
-    """Return the advice as text: the best system and its cost, or the nearest one's excess."""
+def measured(one: Candidate, ranking: Ranking, demand: Demand, by: By) -> str:
+    """Return a line for a configuration that was just measured.
+
+    Args:
+        ranking: of all configurations that were measured so far, this one included.
+    """
+    line = f"{one.title}: {_time(one)}, {_cost(one, by)}; {excess(one, demand) or 'meets it'}"
+    return f"{line}, the best so far" if [one] == ranking.meeting[:1] else line
+
+
+def excess(one: Candidate, demand: Demand) -> str:
+    """Return by how much a candidate exceeds which limit, as text; "" if it meets the demand."""
+    late, lossy = one.too_slow_ms(demand), one.too_lossy(demand)
+    over = ([f"{late:.3g} ms over"] if late else []) + ([f"loss {lossy:.3g} over"] if lossy else [])
+    return ", ".join(over)
+
+
+def sentence(ranking: Ranking, demand: Demand, by: By, complete: bool = True) -> str:
+    """Return the advice as text: the best system and its cost, or the nearest one's excess.
+
+    Args:
+        complete: all systems were measured that were asked for.
+    """
     if not ranking.meeting:
-        return _nothing(ranking, demand, by)
+        return _nothing(ranking, demand, by, complete)
     best = ranking.meeting[0]
     said = f"Use {best.title}: {_time(best)}{_allowed(demand)}, {_cost(best, by)}."
     fastest = min(ranking.meeting, key=lambda one: one.tpot.value)
@@ -238,9 +264,9 @@ def _beyond(best: Candidate, demand: Demand, by: By) -> str:
     return f"  Other prompts may take it over: its interval ends at {' and '.join(over)}."
 
 
-def _nothing(ranking: Ranking, demand: Demand, by: By) -> str:
+def _nothing(ranking: Ranking, demand: Demand, by: By, complete: bool) -> str:
     if not ranking.others:
-        return "No system could be run here."
+        return "No system could be run here." if complete else "No system was measured yet."
     nearest = ranking.others[0]
     lacks = []
     if late := nearest.too_slow_ms(demand):
@@ -252,8 +278,8 @@ def _nothing(ranking: Ranking, demand: Demand, by: By) -> str:
             else f"{lossy:.3g} over {limit}"
         )  # fmt: skip
     return (
-        f"No system meets this.  The nearest is {nearest.title}: {_time(nearest)}, "
-        f"{_cost(nearest, by)}; {' and '.join(lacks)}."
+        f"No system {'' if complete else 'measured so far '}meets this.  The nearest is "
+        f"{nearest.title}: {_time(nearest)}, {_cost(nearest, by)}; {' and '.join(lacks)}."
     )
 
 

@@ -16,7 +16,7 @@ from moebench.reports.compare.text import document, records
 from moebench.results.document import Document, dig, system_of
 from moebench.results.samples import TokenSample, read_samples
 from moebench.results.store import Store
-from moebench.results.store_hints import in_store
+from moebench.results.store_hints import DEFAULT_STORE, in_store
 from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.systems.options import build_any
@@ -98,7 +98,7 @@ class Pairs:
 
 
 def compare(
-    first: str | None = None, second: str | None = None, *, store: Path | str = Path(".moebench"),
+    first: str | None = None, second: str | None = None, *, store: Path | str = DEFAULT_STORE,
     system: str | Sequence[str] | None = None, setting: str | Sequence[str] | None = None,
     workload: str | Sequence[str] | None = None, batch: int | Sequence[int] | None = None,
     mixed: Sequence[str] = (),

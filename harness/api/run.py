@@ -1,7 +1,7 @@
 """Runs one system, or takes its stored run: what `moebench run` and `moebench.run` do."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -12,15 +12,14 @@ from moebench.harness.arguments import find_data_dir, require_writable
 from moebench.harness.keep import keep, samples_of
 from moebench.harness.run.execute import EngineRun
 from moebench.harness.run.interval import add_interval
+from moebench.harness.run.session import Prepared
 from moebench.results.document import Document
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
+from moebench.results.store_hints import DEFAULT_STORE
 from moebench.substrate.errors import MoeBenchError
 from moebench.substrate.progress_events import report_phase
 from moebench.systems.user_classes import blamed
-
-#: The folder in which results are stored.
-DEFAULT_STORE = Path(".moebench")
 
 #: Shows the progress of a piece of work by its name; yields a function of done and total.
 Shown = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
@@ -59,10 +58,15 @@ def run(
     specs = specs_of(given_of(system, options, "run"), seeds, folder)
     place = Path(store)
     require_writable(place, "store")
-    with_interval = interval and seeds is None
     shown = console_progress if progress else silent
-    done = [carry_out(spec, folder, place, force, with_interval, shown) for spec in specs]
-    return Runs(tuple(one.document for one in done), place)
+    documents = []
+    for spec in specs:
+        done = carry_out(spec, folder, place, force, shown)
+        with closing(done.session):
+            if interval and seeds is None:
+                complete(done, place, shown)
+        documents.append(done.document)
+    return Runs(tuple(documents), place)
 
 
 def console_progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
@@ -73,37 +77,45 @@ def console_progress(what: str) -> AbstractContextManager[Callable[[int, int], N
 
 
 class Done(NamedTuple):
-    """A run in the store.
+    """A run in the store, with the open session that made it or found it.
 
     Attributes:
+        what: its title, for progress.
         timeline: all of its spans, if it was run now and they were asked for.
         stored: it was in the store before.
     """
 
     document: Document
+    session: Prepared
+    what: str
     timeline: list[dict[str, Any]] | None
     stored: bool
 
 
 def carry_out(
     spec: RunSpec, data_dir: Path | None, directory: Path, force: bool = False,
-    interval: bool = True, shown: Shown = silent, keep_timeline: bool = False, what: str = "",
+    shown: Shown = silent, keep_timeline: bool = False, what: str = "",
+    prepared: Callable[[Prepared], None] = lambda session: None,
 ) -> Done:  # fmt: skip
-    """Run a spec and store the run, or take it from the store; add its intervals if asked.
+    """Run a spec and store the run, or take it from the store; `complete` adds its intervals.
 
     Args:
         keep_timeline: run it in any case, and return every span.
         what: tells the run from others beside it, for the progress.
+        prepared: called before a session is run.
 
     Raises MoeBenchError: anything that the user can mend; a system's own error names its place.
     """
     store, outcome = Store(directory), None
     what = f"{spec.title} on {spec.model}{what}"
-    with shown(what) as progress, one_run.opened(spec, data_dir) as session:
+    with shown(what) as progress, ExitStack() as stack:
         report_phase("load")
+        session = one_run.prepare(spec, data_dir)
+        stack.callback(session.close)  # if it fails
         stored = None if force or keep_timeline else store.reusable(session.run_id)
         if stored is None:
             try:
+                prepared(session)
                 outcome = one_run.run(session, directory, progress, keep_timeline)
             except MoeBenchError:
                 raise
@@ -112,15 +124,24 @@ def carry_out(
                 if line is None:
                     raise
                 raise line from error
-    cell = (session.run_id, spec.model_dump())
-    if outcome is not None:
-        stored, samples = outcome.document, samples_of(outcome.generations)
-        keep(store, stored, outcome.picture, samples, cell)
-    assert stored is not None
-    wanted = interval and stored["simulated"] and stored.get("interval") is None
-    if wanted and isinstance(session, EngineRun):
-        with shown(f"{what}, how sure its latencies are"):
-            add_interval(stored, session, directory)
-        keep(store, stored, store.timeline(session.run_id), cell=cell)
-    spans = outcome.timeline.records() if outcome is not None and keep_timeline else None
-    return Done(stored, None if spans is None else list(spans), outcome is None)
+        stack.pop_all()
+    if outcome is None:
+        assert stored is not None
+        return Done(stored, session, what, None, True)
+    samples, cell = samples_of(outcome.generations), (session.run_id, spec.model_dump())
+    keep(store, outcome.document, outcome.picture, samples, cell)
+    spans = outcome.timeline.records() if keep_timeline else None
+    return Done(outcome.document, session, what, spans, False)
+
+
+def complete(done: Done, directory: Path, shown: Shown = silent) -> bool:
+    """Add the interval of a simulated run that has none, and store it; return whether it did."""
+    document, session = done.document, done.session
+    wanted = document["simulated"] and document.get("interval") is None
+    if not (wanted and isinstance(session, EngineRun)):
+        return False
+    with shown(f"{done.what}, how sure its latencies are"):
+        add_interval(document, session, directory)
+    store, cell = Store(directory), (session.run_id, session.spec.model_dump())
+    keep(store, document, store.timeline(session.run_id), cell=cell)
+    return True

@@ -1,22 +1,22 @@
 """Runs many cells, or takes their stored runs: what `moebench sweep` and `moebench.sweep` do."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from moebench.harness.api.options import name_of
 from moebench.harness.api.results import Failure, Runs, documents_of
-from moebench.harness.api.run import DEFAULT_STORE
 from moebench.harness.arguments import find_data_dir, require_writable
-from moebench.harness.sweep.execute import carry_out, jobs_of, local_workers
+from moebench.harness.sweep.execute import carry_out, jobs_of, local_workers, processes_for
 from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.harness.sweep.planned import Planned
 from moebench.harness.sweep.pool import Workers
-from moebench.harness.sweep.progress import Board, Unseen, board
+from moebench.harness.sweep.progress import Board, Unseen, board, forecast_of
 from moebench.harness.sweep.worker import Job
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
+from moebench.results.store_hints import DEFAULT_STORE
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 
@@ -100,7 +100,11 @@ def sweep(
     kept = Store(place)
     found = Plan.of(_specs(plan, axes, folder), kept, folder, force, retry_failed)
     opened = local_workers(jobs, folder, place, samples)
-    with board(len(found.todo)) if progress and found.todo else nullcontext(Unseen()) as shown:
+    with ExitStack() as stack:
+        shown: Board = Unseen()
+        if progress and found.todo:
+            forecast = forecast_of(found.todo, kept, found.planned, processes_for(jobs))
+            shown = stack.enter_context(board(forecast))
         found.run(kept, opened, shown)
     return ended(found.cells, kept)
 

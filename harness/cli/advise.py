@@ -3,20 +3,29 @@
 import json as json_
 import os
 import shlex
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moebench.harness.cli.options import Changed, takes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
+from moebench.harness.cli.parameters import (
+    DATA_DIR,
+    DEFAULT_STORE,
+    JSON,
+    QUICK_PROMPTS,
+    QUICK_TEXTS,
+    QUICK_TOKENS,
+    STORE,
+    option,
+)
 
 if TYPE_CHECKING:
     from moebench.harness.advise.choose import By, Candidate, Demand
     from moebench.harness.advise.runs import Advice
-
-#: Few, so that an answer comes in minutes; the output says so.
-PROMPTS, NEW_TOKENS, TEXTS = 4, 32, 16
 
 #: How many commands are named.
 TO_TRY = 3
@@ -25,9 +34,9 @@ TO_TRY = 3
 @takes(
     "setting", "model", "machine", "software", "weights", "precision", "workload", "batch",
     "cache_ratio", "prompts", "new_tokens", "calibrate_texts", "seed",
-    prompts=Changed("Prompts of each run.", default=PROMPTS, min=1),
-    new_tokens=Changed(default=NEW_TOKENS, min=2),
-    calibrate_texts=Changed(default=TEXTS, min=1),
+    prompts=Changed("Prompts of each run.", default=QUICK_PROMPTS, min=1),
+    new_tokens=Changed(default=QUICK_TOKENS, min=2),
+    calibrate_texts=Changed(default=QUICK_TEXTS, min=1),
     seed=Changed(min=0),
 )  # fmt: skip
 def advise(
@@ -58,10 +67,12 @@ def advise(
 
     Applies Eq. 5 of SMoE to every system.  Each system is measured on few prompts; stored cells
     are not run again.
-    Exit code: 0 a system meets the budget, 1 none does.
+    are not run again.  Ctrl-C or SIGTERM ends the measurements and prints the answer of what was
+    finished; the same command goes on.
+    Exit code: 0 a system meets the budget, 1 none does, 130 interrupted.
     """
     from moebench.harness import console
-    from moebench.harness.advise.choose import Demand
+    from moebench.harness.advise.choose import Demand, measured
     from moebench.harness.advise.runs import Runs, scoring_for, systems_for
     from moebench.harness.advise.runs import advise as find
     from moebench.harness.arguments import find_data_dir, require_writable
@@ -83,15 +94,31 @@ def advise(
     if unit != "score":  # an answer that is scored is as long as its workload allows
         length["new_tokens"] = new_tokens
     demand = Demand(tpot_ms, accuracy_loss)
-    found = find(
-        Runs(place | length, texts, folder, store, jobs), named, _alphas(alphas),
-        demand, unit,
-    )  # fmt: skip
+    with _ended_by_sigterm():
+        found = find(
+            Runs(place | length, texts, folder, store, jobs), named, _alphas(alphas), demand, unit,
+            lambda one, ranking: console.say(measured(one, ranking, demand, unit)),
+        )  # fmt: skip
     length["calibrate_texts"] = texts
     place |= {} if data_dir is None else {"data_dir": str(data_dir)}
     place |= {} if store == DEFAULT_STORE else {"store": str(store)}
     show(found, demand, unit, place, length, json)
+    if found.interrupted:
+        raise KeyboardInterrupt
     raise typer.Exit(0 if found.ranking.meeting else 1)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Handle SIGTERM inside the block like Ctrl-C, so that what was finished is still printed."""
+    if threading.current_thread() is not threading.main_thread():  # only it may set a handler
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _unit(by: str) -> "By":
@@ -143,7 +170,7 @@ def show(
     from moebench.harness import console
     from moebench.harness.advise.choose import UNITS, sentence, spread
 
-    advice = sentence(found.ranking, demand, by)
+    advice = _partial(found) + sentence(found.ranking, demand, by, not found.interrupted)
     meeting, others, _ = found.ranking
     commands = [_command(one, place) for one in meeting[:TO_TRY]]
     basis = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in length.items())
@@ -163,6 +190,7 @@ def show(
                 }
                 for system, fitted in found.fits.items()
             },
+            "partial": found.interrupted, "missing": found.missing,
             "left_out": found.left_out, "notes": found.notes, "commands": commands,
             "basis": {**place, **length},
         }  # fmt: skip
@@ -173,7 +201,7 @@ def show(
         [
             one.system, "-" if one.alpha is None else f"{one.alpha:g}", spread(one.tpot),
             "lossless" if one.lossless else "-" if one.loss is None else spread(one.loss),
-            _verdict(one, demand), one.badge, one.run_id,
+            _meets(one, demand), one.badge, one.run_id,
         ]
         for one in (*meeting, *others)
     ]  # fmt: skip
@@ -195,10 +223,20 @@ def show(
         print(f"  {command}")
 
 
-def _verdict(one: "Candidate", demand: "Demand") -> str:
-    late, lossy = one.too_slow_ms(demand), one.too_lossy(demand)
-    over = ([f"{late:.3g} ms over"] if late else []) + ([f"{lossy:.3g} over"] if lossy else [])
-    return "no: " + ", loss ".join(over) if over else "yes"
+def _meets(one: "Candidate", demand: "Demand") -> str:
+    from moebench.harness.advise.choose import excess
+
+    over = excess(one, demand)
+    return f"no: {over}" if over else "yes"
+
+
+def _partial(found: "Advice") -> str:
+    """Return the introduction of an answer that an interruption made incomplete; "" of others."""
+    if not found.interrupted:
+        return ""
+    missing = ", ".join(found.missing)
+    lacks = f"not measured: {missing}" if missing else "the search of α had not ended"
+    return f"Partial answer, interrupted; {lacks}.  The same command goes on.  "
 
 
 def _fit_line(system: str, fitted: Any, points: int) -> str:

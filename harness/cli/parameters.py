@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from moebench.results.store_hints import DEFAULT_STORE as DEFAULT_STORE
+
 
 def option(text: str, *names: str, **more: Any) -> Any:
     """Return a Typer option with its help text; ``names`` replace the parameter's own name."""
@@ -17,8 +19,10 @@ def argument(text: str, **more: Any) -> Any:
 
 
 STORE = Annotated[Path, option("Folder in which results are stored.", show_default=True)]
-DEFAULT_STORE = Path(".moebench")
 JSON = Annotated[bool, option("Print one JSON document on stdout.", "--json")]
 DATA_DIR = Annotated[
     Path | None, option("Folder of evaluation sets, or hub: [generated sets only].")
 ]
+
+#: A quick look at a system: prompts, new tokens, and texts that a system learns from.
+QUICK_PROMPTS, QUICK_TOKENS, QUICK_TEXTS = 4, 32, 16

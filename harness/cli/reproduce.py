@@ -11,8 +11,12 @@ from moebench.harness import console
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from moebench.harness.reproduce.claim import PaperClaims
     from moebench.harness.reproduce.evidence import Evidence
+    from moebench.harness.sweep.progress import Board
+    from moebench.harness.sweep.worker import Job
 
 
 class Which(StrEnum):
@@ -52,7 +56,8 @@ def reproduce(
     from moebench.harness.reproduce.run_claims import reproduce as measure
     from moebench.harness.sweep.estimate import duration
     from moebench.harness.sweep.execute import local_workers
-    from moebench.harness.sweep.progress import board
+    from moebench.harness.sweep.planned import Planned
+    from moebench.harness.sweep.progress import board, forecast_of
     from moebench.reports.figures import exhibits
     from moebench.reports.sections import claims as text
     from moebench.results.claims import PAPERS, write
@@ -63,7 +68,7 @@ def reproduce(
     names = PAPERS if paper is Which.all else (paper.value,)
     chosen = [import_module(f"moebench.harness.reproduce.{name}").PAPER for name in names]
     if dry_run:
-        _show_plan(chosen, evidence, jobs)
+        _show_plan(chosen, evidence, folder, jobs)
         return
     require_writable(store)
     require_writable(target)
@@ -71,7 +76,14 @@ def reproduce(
         require_writable(figures, "--figures")
     began = time.monotonic()
     opened = local_workers(jobs, folder, store, samples=True)
-    found = measure(chosen, evidence, ExecutionContext(opened, board, console.say, retry_failed))
+
+    def shown(todo: "Sequence[Job]") -> "AbstractContextManager[Board]":
+        forecast = forecast_of(todo, evidence.store, Planned(folder), jobs)
+        console.say(f"{len(todo)} cells to run, {jobs} at a time, {forecast}")
+        return board(forecast)
+
+    context = ExecutionContext(opened, shown, console.say, retry_failed)
+    found = measure(chosen, evidence, context)
     for result in found:
         write(result, target)
     if figures is not None:
@@ -88,19 +100,19 @@ def reproduce(
     console.say(f"{text.summary(found)}; {took}{fewer}; in {target}")
 
 
-def _show_plan(chosen: Sequence["PaperClaims"], evidence: "Evidence", processes: int) -> None:
+def _show_plan(
+    chosen: Sequence["PaperClaims"], evidence: "Evidence", data_dir: Path | None, processes: int
+) -> None:
     """Print the cells and their estimated time, without counter-experiments."""
     from moebench.harness.reproduce.run_claims import cells_of
-    from moebench.harness.sweep.estimate import estimate
-    from moebench.harness.sweep.execute import processes_for
-    from moebench.harness.sweep.progress import title
+    from moebench.harness.sweep.planned import Planned
+    from moebench.harness.sweep.progress import forecast_of, title
 
     jobs = cells_of(chosen, evidence)
     finished = evidence.store.finished(job.cell_id for job in jobs)
     todo = [job for job in jobs if job.cell_id not in finished]
     states = ["stored" if job.cell_id in finished else "to run" for job in jobs]
-    timed = evidence.store.wall_times({job.spec.system for job in todo})
-    guess = estimate([job.spec for job in todo], timed, processes_for(processes))
+    guess = forecast_of(todo, evidence.store, Planned(data_dir), processes)
     lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(jobs, states, strict=True)]
     console.table("cells", ["cell", "state", "what"], lines)
     console.say(

@@ -5,10 +5,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moebench.harness.cli.options import takes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
+from moebench.harness.cli.parameters import (
+    DATA_DIR,
+    DEFAULT_STORE,
+    JSON,
+    QUICK_PROMPTS,
+    QUICK_TEXTS,
+    QUICK_TOKENS,
+    STORE,
+    option,
+)
 from moebench.results.spec import OPTIONS
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from moebench.harness.api.run import Done
+    from moebench.harness.progress import Step
     from moebench.results.spec import RunSpec
 
 
@@ -23,6 +36,14 @@ def run(
             max=1000,
         ),
     ] = None,
+    quick: Annotated[
+        bool,
+        option(
+            f"Shorter: --prompts {QUICK_PROMPTS} --new-tokens {QUICK_TOKENS} --calibrate-texts "
+            f"{QUICK_TEXTS}, where these are not given; for a first look.",
+            "--quick",
+        ),
+    ] = False,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     timeline: Annotated[Path | None, option("File to write a Perfetto trace to.")] = None,
@@ -34,12 +55,16 @@ def run(
 ) -> None:
     """Run one system on one model and machine; store and show the results."""
     from moebench.harness import console
+    from moebench.harness.api.options import specs_of
     from moebench.harness.arguments import find_data_dir, require_writable
+    from moebench.harness.cli.run_time import since_start
     from moebench.harness.cli.timeline import require_place
     from moebench.substrate.errors import UsageError
 
     folder = find_data_dir(data_dir)
-    specs = _specs(given, seeds, folder)
+    if quick:
+        given = {**_quick(given, folder), **given}
+    specs = specs_of(given, seeds, folder)
     console.say_refused([specs[0].system])
     if timeline is not None:
         if len(specs) > 1:
@@ -49,16 +74,24 @@ def run(
         require_place("--timeline", timeline)
     require_writable(store)
     if seeds is None:
-        document = _document(specs[0], folder, store, force, timeline, not no_interval)
+        done = _run(specs[0], folder, store, force, timeline, not no_interval, since_start())
+        document = done.document
+
+        def complete() -> bool:
+            from moebench.harness.api.run import complete as add_interval
+
+            return not no_interval and add_interval(done, store, console.progress)
+
         if json:
+            complete()
             print(json_.dumps(document, sort_keys=True))
         else:
-            console.show_run(document, store)
+            console.show_run(document, store, complete)
         return
     from moebench.harness.cli.seeds import means, show_means
 
     documents = [
-        _document(spec, folder, store, force, what=f", seed {spec.seed}") for spec in specs
+        _run(spec, folder, store, force, what=f", seed {spec.seed}").document for spec in specs
     ]
     found = means(documents)
     if json:
@@ -67,70 +100,53 @@ def run(
         show_means(documents, found)
 
 
-def _specs(given: dict[str, Any], seeds: int | None, data_dir: Path | None) -> "list[RunSpec]":
-    """Return the spec of the run, or one spec for each seed."""
+def _quick(given: dict[str, Any], data_dir: Path | None) -> dict[str, Any]:
+    """Return the options of a quick run, as far as they have an effect."""
     from moebench.harness.run.rules import resolve
-    from moebench.substrate.errors import UsageError
 
     spec = resolve(data_dir, **given)
-    if seeds is None:
-        return [spec]
-    if spec.trace is not None:
-        raise UsageError(f"--seeds {seeds} and --trace: a trace has its own prompts")
-    numbers = range(spec.seed, spec.seed + seeds)
-    return [resolve(data_dir, **{**given, "seed": seed}) for seed in numbers]
+    found = {"prompts": min(spec.prompts, -(-QUICK_PROMPTS // spec.batch) * spec.batch)}
+    if spec.scoring == "fixed-length" or spec.replays:  # else answers have their workload's length
+        found["new_tokens"] = min(spec.new_tokens, QUICK_TOKENS)
+    if spec.native or spec.replays:  # a replay learns from what its trace holds
+        return found
+    policies = spec.make_system().policies.values()
+    if any(policy.calibrates and not policy.calibration_trace for policy in policies):
+        found["calibrate_texts"] = QUICK_TEXTS
+    return found
 
 
-def _document(
+def _run(
     spec: "RunSpec", data_dir: Path | None, directory: Path, force: bool,
-    timeline: Path | None = None, interval: bool = False, what: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    """Return the stored document of a run, or run it and store it.
+    timeline: Path | None = None, interval: bool = False, before_s: float = 0.0, what: str = "",
+) -> "Done":  # fmt: skip
+    """Return a stored run, or run it and store it.
 
     Args:
+        interval: whether its interval will be computed.
+        before_s: seconds since the command was started.
         what: tells the run from others beside it.
     """
     from moebench.harness import console
+    from moebench.harness.cli.run_time import Announcer
     from moebench.harness.cli.timeline import write_timeline
-    from moebench.results.store import Store
-    from moebench.substrate.errors import MoeBenchError
     from moebench.substrate.progress_events import report_phase
 
-    store, outcome = Store(directory), None
-    what = f"{spec.title} on {spec.model}{what}"
-    with console.progress(what) as progress:
+    announcer = Announcer(spec, console.say, interval, before_s=before_s)
+    with console.progress(f"{spec.title} on {spec.model}{what}"):
         report_phase("load")
-        # The first of these imports takes seconds, too.
-        from moebench.harness import one_run
-        from moebench.harness.keep import keep, samples_of
-        from moebench.harness.run.execute import EngineRun
-        from moebench.harness.run.interval import add_interval
-        from moebench.systems.user_classes import blamed
+        from moebench.harness.api.run import carry_out  # takes seconds
 
-        session = one_run.prepare(spec, data_dir)
-        stored = None if force or timeline else store.reusable(session.run_id)
-        if stored is None:
-            try:
-                outcome = one_run.run(session, directory, progress, timeline is not None)
-            except MoeBenchError:
-                raise
-            except Exception as error:
-                line = blamed(error, spec.system)
-                if line is None:
-                    raise
-                raise line from error
-    cell = (session.run_id, spec.model_dump())
-    if outcome is not None:
-        stored, samples = outcome.document, samples_of(outcome.generations)
-        keep(store, stored, outcome.picture, samples, cell)
-        if timeline is not None:
-            write_timeline(timeline, outcome.timeline.records(), stored)
-    else:
-        console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
-    assert stored is not None
-    wanted = interval and stored["simulated"] and stored.get("interval") is None
-    if wanted and isinstance(session, EngineRun):
-        with console.progress(f"{what}, how sure its latencies are"):
-            add_interval(stored, session, directory)
-        keep(store, stored, store.timeline(session.run_id), cell=cell)
-    return stored
+    def shown(what: str) -> "AbstractContextManager[Step]":
+        return console.progress(what, also=announcer.phase)
+
+    done = carry_out(
+        spec, data_dir, directory, force, shown, timeline is not None, what,
+        lambda session: announcer.learning(session, directory),
+    )  # fmt: skip
+    if done.stored:
+        console.stderr().print(f"run {done.session.run_id} was stored; --force runs it again")
+    if timeline is not None:
+        assert done.timeline is not None, "it was asked for"
+        write_timeline(timeline, done.timeline, done.document)
+    return done

@@ -13,8 +13,8 @@ from moebench.harness.cli.options import Changed, takes_axes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, argument, option
 
 if TYPE_CHECKING:
+    from moebench.harness.api.sweep import Plan
     from moebench.harness.sweep.execute import Open
-    from moebench.harness.sweep.planned import Planned
     from moebench.harness.sweep.worker import Job
     from moebench.results.spec import RunSpec
     from moebench.results.store import Store
@@ -52,36 +52,27 @@ def sweep(
     Exit code: 0 every cell that is possible here is done, 1 a cell failed or none is possible.
     """
     from moebench.harness import console
+    from moebench.harness.api.sweep import Plan
     from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
-    from moebench.harness.sweep.execute import carry_out, jobs_of
-    from moebench.harness.sweep.planned import Planned
-    from moebench.harness.sweep.progress import board
+    from moebench.harness.sweep.execute import processes_for
+    from moebench.harness.sweep.progress import board, forecast_of
     from moebench.results.store import Store
 
-    folder = find_data_dir(data_dir)
+    folder, kept = find_data_dir(data_dir), Store(store)
     specs = _specs(file, axes, parse_overrides(set_ or []), folder)
     console.say_refused({spec.system for spec in specs})
-    kept, planned = Store(store), Planned(folder)
-    kept.schema()  # a store that cannot be read is said before cells are hashed
     with console.progress("naming cells", QUICK_S) as progress:
-        cells = jobs_of(specs, planned, progress)
-    finished = kept.finished(job.cell_id for job in cells)
-    failed = {cell.cell_id: cell.error for cell in kept.cells("failed")}
-    todo = [
-        job for job in cells
-        if (force or job.cell_id not in finished)
-        and (retry_failed or force or job.cell_id not in failed)
-    ]  # fmt: skip
+        plan = Plan.of(specs, kept, folder, force, retry_failed, progress)
     if dry_run:
-        known = dict.fromkeys(finished, "stored") | dict.fromkeys(failed, "failed before")
-        raise typer.Exit(_show_plan(cells, todo, known, kept, planned, jobs, json))
+        raise typer.Exit(_show_plan(plan, kept, jobs, json))
     require_writable(store)
-    if todo:
-        kept.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
+    if plan.todo:
+        forecast = forecast_of(plan.todo, kept, plan.planned, processes_for(jobs))
+        console.say(f"{len(plan.todo)} cells to run, {forecast.processes} at a time, {forecast}")
         opened = _workers(ray, jobs, folder, store, not no_samples)
-        with opened as workers, board(len(todo)) as shown:
-            carry_out(todo, kept, workers, shown)
-    raise typer.Exit(_sum_up(cells, len(todo), kept, file is not None, json))
+        with opened as workers, board(forecast) as shown:
+            plan.run(kept, workers, shown)
+    raise typer.Exit(_sum_up(plan.cells, len(plan.todo), kept, file is not None, json))
 
 
 def _specs(
@@ -140,32 +131,24 @@ def _workers(
 # ----------------------------------------------------------------------------- showing
 
 
-def _show_plan(
-    cells: "Sequence[Job]", todo: "Sequence[Job]", known: dict[str, str], store: "Store",
-    planned: "Planned", jobs: int | None, as_json: bool,
-) -> int:  # fmt: skip
-    """List the cells with state and estimated time; return 1 if none can run.
-
-    Args:
-        known: of cells that were run before, whether they are stored or failed.
-    """
+def _show_plan(plan: "Plan", store: "Store", jobs: int | None, as_json: bool) -> int:
+    """List the cells with state and estimated time; return 1 if none can run."""
     from moebench.harness import console
     from moebench.harness.cli.usage_errors import adapt_options
-    from moebench.harness.sweep.estimate import estimate
     from moebench.harness.sweep.execute import processes_for
-    from moebench.harness.sweep.progress import title
+    from moebench.harness.sweep.progress import forecast_of, title
 
+    cells, todo = plan.cells, plan.todo
     problems = {}
     with console.progress("checking cells", QUICK_S) as progress:
         for number, job in enumerate(todo, 1):
             progress(number, len(todo))
-            if reason := planned.problem(job.spec):
+            if reason := plan.planned.problem(job.spec):
                 problems[job.cell_id] = reason
     state = {job.cell_id: "to run" for job in todo} | dict.fromkeys(problems, "not possible here")
-    states = [state.get(job.cell_id) or known[job.cell_id] for job in cells]
-    processes = 1 if jobs == 0 else processes_for(jobs)
-    timed = store.wall_times({job.spec.system for job in todo}) if todo else []
-    guess = estimate([job.spec for job in todo], timed, processes)
+    states = [state.get(job.cell_id) or plan.known[job.cell_id] for job in cells]
+    possible = [job for job in todo if job.cell_id not in problems]
+    forecast = forecast_of(possible, store, plan.planned, processes_for(jobs))
     counts = Counter(states)
     if as_json:
         rows = [
@@ -173,8 +156,8 @@ def _show_plan(
             | ({"error": problems[job.cell_id]} if job.cell_id in problems else {})
             for job, s in zip(cells, states, strict=True)
         ]
-        plan: dict[str, Any] = {"cells": rows, "estimate_s": round(guess.seconds, 1)}
-        print(json_.dumps(plan, sort_keys=True))
+        listed: dict[str, Any] = {"cells": rows, "estimate_s": round(forecast.seconds, 1)}
+        print(json_.dumps(listed, sort_keys=True))
     else:
         lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(cells, states, strict=True)]
         console.table("cells", ["cell", "state", "what"], lines)
@@ -182,7 +165,9 @@ def _show_plan(
     for reason, times in Counter(problems.values()).items():
         line = adapt_options(f"not possible here, {times} cells: {reason}", ["sweep"])
         console.stderr().print(line, markup=False)
-    console.stderr().print(f"{len(cells)} cells: {said}; {processes} at a time, {guess}")
+    console.stderr().print(
+        f"{len(cells)} cells: {said}; {forecast.processes} at a time, {forecast}"
+    )
     return 1 if problems and len(problems) == len(cells) else 0
 
 

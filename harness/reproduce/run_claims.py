@@ -19,8 +19,8 @@ from moebench.harness.sweep.worker import Job
 from moebench.results.claims import ClaimResult, Counter, Exhibit, PaperResult, Verdict
 from moebench.substrate.errors import IntegrityError, MoeBenchError
 
-#: Return a context manager that shows the progress of a number of cells.
-Boards = Callable[[int], AbstractContextManager[Board]]
+#: Return a context manager that shows the progress of cells.
+Boards = Callable[[Sequence[Job]], AbstractContextManager[Board]]
 
 #: Print one line about the work in progress.
 Say = Callable[[str], None]
@@ -115,7 +115,7 @@ def _run(wanted: Iterable[Wanted], evidence: Evidence, context: ExecutionContext
     if not todo:
         return
     evidence.store.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
-    with context.board(len(todo)) as shown:
+    with context.board(todo) as shown:
         carry_out(todo, evidence.store, context.opened, shown)
 
 

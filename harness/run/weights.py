@@ -63,9 +63,9 @@ class OpenWeights:
 
     def sharing(self) -> "SharedWork":
         """Return the work shared between runs, or new work of this run alone."""
-        from moebench.substrate.models.shared import SharedWork
-
         if self.shared is None:
+            from moebench.substrate.models.shared import SharedWork
+
             self.shared = SharedWork(self.checkpoint, expert_dtype=self.expert_dtype)
         return self.shared
 

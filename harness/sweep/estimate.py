@@ -1,80 +1,209 @@
-"""Estimates of a sweep's wall time, from stored runs of similar cells, else from constants."""
+"""Estimates of the wall time of runs and sweeps: pure functions of measured rates and of counts.
 
+`harness.sweep.forecast` measures the rates on this computer, or reads them from stored runs.  All
+rates are seconds of one core.
+"""
+
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from statistics import mean
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from moebench.results.spec import RunSpec
-
-#: Core seconds per generated token if no similar run is stored: measured with S3's scale model on a
-#: slow core, prefill included.  A replay computes no tokens.
-LIVE_S = 0.05
-REPLAY_S = 0.005
-#: Seconds to start a worker: import the libraries and read the weights.
+#: Seconds to start a worker process: import the libraries.
 START_S = 4.0
 
-#: Fields that similar cells share, from the most to the least similar cells.
-_LIKENESS = (
-    ("system", "model", "machine", "workload", "batch", "replayed"),
-    ("system", "model", "batch", "replayed"),
-    ("system", "model", "replayed"),
-    ("model", "replayed"),
-)
+#: Cost of a batch's prefill and scoring, in decoded tokens; used where only a sum is known.
+PREFILL_PASSES = 5
+
+#: Share of the allowed epochs after which training usually stops early.
+EPOCHS_SHARE = 0.4
+
+#: Time of a pass in a replay for the interval, as a share of the run's own pass.
+INTERVAL_SHARE = 0.5
 
 
-class Estimate(NamedTuple):
-    """A sweep's estimated wall time in seconds, and how many cells' time each source estimates."""
+class Rates(NamedTuple):
+    """Time of a run's parts: to open it, for each batch, and for each decoded token of a batch."""
 
+    start_s: float
+    batch_s: float
+    pass_s: float
+
+
+class Counts(NamedTuple):
+    """Work of a run: batches, decoded tokens of each, and short replays for the interval.
+
+    Attributes:
+        replayed: decoded tokens of all short replays together.
+    """
+
+    batches: int
+    passes: int
+    replayed: int = 0
+
+
+class Writing(NamedTuple):
+    """Time to generate and read the texts that a system learns from.
+
+    Attributes:
+        prompts_s, pass_s: for the prompts of a group of texts, and for each token after them.
+        read_s: to read one text and record its routing.
+    """
+
+    prompts_s: float
+    pass_s: float
+    read_s: float
+
+
+class Training(NamedTuple):
+    """Training of a policy: time of one token in one epoch, most epochs, and most tokens."""
+
+    token_s: float
+    epochs: int
+    tokens: float = math.inf
+
+
+class Part(NamedTuple):
+    """A file that cells make once and then share, such as generated texts or a trained network."""
+
+    key: Hashable
     seconds: float
-    from_runs: int
-    from_constants: int
-
-    def __str__(self) -> str:
-        sources = []
-        if self.from_runs:
-            sources.append(f"{self.from_runs} cells from stored runs like them")
-        if self.from_constants:
-            sources.append(
-                f"{self.from_constants} cells from a constant ({LIVE_S * 1e3:g} ms of a core for a "
-                f"generated token, {REPLAY_S * 1e3:g} ms replayed)"
-            )
-        return f"about {duration(self.seconds)}: {', '.join(sources) or 'nothing to run'}"
 
 
-def estimate(
-    specs: Sequence[RunSpec], timed: Iterable[tuple[dict[str, Any], float]], jobs: int
-) -> Estimate:
-    """Return the estimated wall time of a sweep's cells on ``jobs`` processes.
+class Expected(NamedTuple):
+    """Expected time of a cell.
+
+    Attributes:
+        kind: cells of one kind have the same errors of their estimates.
+        seconds: without its parts.
+        parts: files that it makes unless an earlier cell has made them.
+        alone: no other cell runs at the same time.
+    """
+
+    kind: Hashable
+    seconds: float
+    parts: tuple[Part, ...] = ()
+    alone: bool = False
+
+
+def run_seconds(counts: Counts, rates: Rates) -> float:
+    """Return the time of a run in seconds, without learning."""
+    each = rates.batch_s + counts.passes * rates.pass_s
+    return rates.start_s + counts.batches * each + counts.replayed * rates.pass_s * INTERVAL_SHARE
+
+
+def rates_of(wall_s: float, counts: Counts) -> Rates:
+    """Return rates with which a stored run takes the wall time that it took."""
+    pass_s = wall_s / (counts.batches * (counts.passes + PREFILL_PASSES))
+    return Rates(0.0, PREFILL_PASSES * pass_s, pass_s)
+
+
+def mean_rates(all_: Sequence[Rates]) -> Rates:
+    """Return the mean of each rate."""
+    return Rates(*(sum(column) / len(all_) for column in zip(*all_, strict=True)))
+
+
+def writing_seconds(texts: int, tokens: int, together: int, rates: Writing) -> float:
+    """Return the time to generate and read texts.
 
     Args:
-        timed: specs and wall times (s) of stored runs.
+        tokens: new tokens of each text.
+        together: texts of a group.
     """
-    known: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for spec, wall_s in timed:
-        if tokens := _tokens(spec):
-            for key in _keys(spec):
-                known[key].append(wall_s / tokens)
-    total, from_runs = 0.0, 0
-    for one in specs:
-        fields = one.model_dump()
-        rates = next((known[key] for key in _keys(fields) if key in known), None)
-        from_runs += rates is not None
-        constant = REPLAY_S if one.replays else LIVE_S
-        total += _tokens(fields) * (mean(rates) if rates else constant)
-    processes = max(1, min(jobs, len(specs)))
-    seconds = total / processes + (START_S if specs else 0)
-    return Estimate(seconds, from_runs, len(specs) - from_runs)
+    groups = math.ceil(texts / together)
+    return groups * (rates.prompts_s + (tokens - 1) * rates.pass_s) + texts * rates.read_s
 
 
-def _keys(spec: dict[str, Any]) -> list[tuple[object, ...]]:
-    replayed = spec.get("trace") is not None or spec.get("routing", "model") != "model"
-    told = {**spec, "replayed": replayed}
-    return [(*names, *(told.get(name) for name in names)) for names in _LIKENESS]
+def training_seconds(tokens: float, training: Training) -> float:
+    """Return the usual time of training on so many tokens, which may stop early."""
+    return training.token_s * min(tokens, training.tokens) * training.epochs * EPOCHS_SHARE
 
 
-def _tokens(spec: dict[str, Any]) -> int:
-    return (spec.get("prompts") or 0) * (spec.get("new_tokens") or 0)
+def each_seconds(cells: Iterable[Expected]) -> list[float]:
+    """Return the time of each cell; a shared file counts for the first cell that needs it."""
+    made: set[Hashable] = set()
+    found = []
+    for cell in cells:
+        seconds = cell.seconds
+        for part in cell.parts:
+            seconds += 0.0 if part.key in made else part.seconds
+            made.add(part.key)
+        found.append(seconds)
+    return found
+
+
+def makespan(times: Iterable[float], processes: int) -> float:
+    """Return when the last task ends; each idle process takes the next task."""
+    ends = [0.0] * max(1, processes)
+    for seconds in times:
+        ends.sort()
+        ends[0] += seconds
+    return max(ends)
+
+
+def sweep_seconds(cells: Sequence[Expected], processes: int, slowdown: float = 1.0) -> float:
+    """Return the wall time of a sweep.
+
+    Args:
+        slowdown: of each process while all of them work.
+    """
+    if not cells:
+        return 0.0
+    times = list(zip(cells, each_seconds(cells), strict=True))
+    together = [seconds for cell, seconds in times if not cell.alone]
+    alone = sum(seconds for cell, seconds in times if cell.alone)
+    busy = min(processes, len(together))
+    return START_S + makespan(together, processes) * (slowdown if busy > 1 else 1.0) + alone
+
+
+def slowdown(load: float, processes: int, cores: int) -> float:
+    """Return how much slower each of several processes is than one measured process was.
+
+    Args:
+        load: number of runnable processes beside the measured one.
+    """
+    share_then = min(1.0, cores / (load + 1))
+    share_now = min(1.0, cores / (load + processes))
+    return share_then / share_now
+
+
+class Task(NamedTuple):
+    """A cell of a sweep that runs: its kind, and its expected time in seconds."""
+
+    kind: Hashable
+    seconds: float
+    alone: bool = False
+
+
+def remaining_seconds(
+    tasks: Mapping[str, Task], taken: Mapping[str, float], running: Mapping[str, float],
+    processes: int,
+) -> float:  # fmt: skip
+    """Return the remaining wall time of a sweep, corrected by the cells that have ended.
+
+    The expected times of a kind are multiplied by the ratio of taken to expected time of its ended
+    cells; those of a kind without one, by the ratio of all ended cells.
+
+    Args:
+        tasks: all cells, in their order.
+        taken: wall times of the ended cells.
+        running: time since the start of the running cells.
+    """
+    sums: dict[Hashable, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for cell, seconds in taken.items():
+        for key in ((tasks[cell].kind,), ()):
+            sums[key][0] += seconds
+            sums[key][1] += tasks[cell].seconds
+
+    def left(cell: str) -> float:
+        task = tasks[cell]
+        took, expected = sums.get((task.kind,)) or sums.get(()) or (1.0, 1.0)
+        factor = took / expected if expected else 1.0
+        return max(0.0, task.seconds * factor - running.get(cell, 0.0))
+
+    open_ = [*running, *(cell for cell in tasks if cell not in taken and cell not in running)]
+    together = [left(cell) for cell in open_ if not tasks[cell].alone]
+    return makespan(together, processes) + sum(left(cell) for cell in open_ if tasks[cell].alone)
 
 
 def duration(seconds: float) -> str:

@@ -90,8 +90,11 @@ def local_workers(jobs: int | None, data_dir: Path | None, scratch: Path, sample
 
 
 def processes_for(jobs: int | None) -> int:
-    """Return the number of worker processes: the given one, or one per core."""
-    return jobs or os.cpu_count() or 1
+    """Return the number of processes that run cells: the given one, or one per core.
+
+    For 0 it is 1: this process.
+    """
+    return max(1, os.cpu_count() or 1 if jobs is None else jobs)
 
 
 def run_all(

@@ -7,8 +7,9 @@ for all cells but live ones on a simulated machine.
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from moebench.harness.run import learn
 from moebench.harness.run.identity import profile_hash, run_id
@@ -19,6 +20,10 @@ from moebench.harness.sweep.worker import Opened
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import MoeBenchError
+from moebench.substrate.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from moebench.harness.run.live import ComputingSession
 
 
 class _Inputs(NamedTuple):
@@ -30,6 +35,20 @@ class _Inputs(NamedTuple):
     hashes: dict[str, str]
 
 
+class Learning(NamedTuple):
+    """What the system of a live run learns from, as its session has it."""
+
+    spec: RunSpec
+    system: System
+    weights: OpenWeights
+    data_dir: Path | None
+
+    @property
+    def full(self) -> ModelShape:
+        """The model that is charged."""
+        return self.weights.full
+
+
 class Planned:
     """Knows the id of each cell of a plan, and the reason if a cell cannot run.
 
@@ -37,8 +56,9 @@ class Planned:
     """
 
     def __init__(self, data_dir: Path | None) -> None:
-        self._data_dir = data_dir
-        self._opened = Opened(data_dir)
+        self.data_dir = data_dir
+        #: Opens whole sessions, one at a time.
+        self.opened = Opened(data_dir)
         self._known: dict[Hashable, Any] = {}
 
     def cell_id(self, spec: RunSpec) -> str:
@@ -47,7 +67,7 @@ class Planned:
         A cell whose inputs cannot be opened is known by its spec: it fails when it is run.
         """
         if not _is_shared(spec):
-            return self._opened.cell_id(spec)
+            return self.opened.cell_id(spec)
         try:
             return run_id(spec, **self._inputs(spec).hashes)
         except MoeBenchError:
@@ -56,7 +76,7 @@ class Planned:
     def problem(self, spec: RunSpec) -> str | None:
         """Return the reason why a cell cannot run, if known before running it; else None."""
         if not _is_shared(spec):
-            return self._opened.problem(spec)
+            return self.opened.problem(spec)
         try:
             found = self._inputs(spec)
             # Memory depends on the prompts by the length of the longest alone.
@@ -65,6 +85,19 @@ class Planned:
         except MoeBenchError as error:
             return str(error)
         return None
+
+    def learning(self, spec: RunSpec) -> "Learning | ComputingSession | None":
+        """Return what a cell's system learns from if its model computes here; else None.
+
+        Raises MoeBenchError: an input cannot be opened.
+        """
+        if spec.native or spec.replays:
+            return None
+        if not _is_shared(spec):
+            return cast("ComputingSession", self.opened.session(spec))
+        found = self._inputs(spec)
+        weights = replace(found.weights, expert_dtype=spec.expert_dtype)
+        return Learning(spec, found.system, weights, self.data_dir)
 
     def _inputs(self, spec: RunSpec) -> _Inputs:
         """Return a cell's inputs, checked in the order of `harness.run.live.prepare`.
@@ -85,7 +118,7 @@ class Planned:
         texts = (spec.calibrate_from, spec.calibrate_texts, spec.workload, spec.seed)
         own = self._once(
             ("own", made, texts if learn.learners(system) else ()),
-            lambda: own_hashes(spec, system, self._data_dir),
+            lambda: own_hashes(spec, system, self.data_dir),
         )
         place = (spec.machine, spec.software)
         profile = self._once(("profile", place), lambda: profile_hash(spec))
@@ -94,7 +127,7 @@ class Planned:
 
     def _prompts(self, spec: RunSpec, read: Hashable, weights: OpenWeights) -> tuple[str, int]:
         """Return the hash of a cell's prompts and the tokens of the longest, after their check."""
-        chosen, sample, shots = drawn(spec, self._data_dir)
+        chosen, sample, shots = drawn(spec, self.data_dir)
 
         def question(example: Any) -> Question:
             asked = ("question", read, spec.scoring, chosen.name, example, shots)

@@ -30,7 +30,7 @@ OPTIONS = {
         "--capacity", "--cache-ratio",
         "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
         "--set", "--scoring", "--few-shot", "--plain-prompts", "--calibrate-from",
-        "--calibrate-texts", "--seed", "--seeds",
+        "--calibrate-texts", "--seed", "--seeds", "--quick",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
         "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
         "--device", "--expert-dtype",
@@ -296,7 +296,7 @@ LIGHT = [
     "list machines", "list workloads", "list policies", "list models", "report", "nonsense",
     "--version", "rm nonsense", "gc",
     "run --system nonsense --setting S3",
-    "sweep --systems smoe,fiddler --settings S3 --workloads arithmetic --prompts 2 --dry-run",
+    "sweep --systems smoe,moe-ondemand --settings S3 --workloads arithmetic --prompts 2 --dry-run",
     "models --help", "models list", "models verify nonsense", "models train nonsense",
     "models import nonsense",
 ]  # fmt: skip

@@ -1,9 +1,14 @@
 """`moebench advise` from the outside, on tiny models."""
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from moebench.harness.advise import runs
+from moebench.harness.sweep.worker import Worker
 from moebench.results.store import Store
 from tests.harness.commands import call, refused, run
 
@@ -123,3 +128,105 @@ def test_a_system_that_cannot_run_is_left_out_with_the_reason() -> None:
 )
 def test_bad_input_gets_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in refused("advise", *SHORT, *arguments)
+
+
+# ------------------------------------------------------------------- while it measures
+
+
+def test_each_configuration_is_shown_when_it_is_measured() -> None:
+    called = advise("--tpot-ms", "100000")
+    lines = [line for line in called.err.splitlines() if " ms a token" in line]
+    titles = [line.partition(":")[0] for line in lines]
+    assert sorted(titles) == [
+        "daop", "moe-ondemand", "smoe at α 0", "smoe at α 0.3", "smoe at α 0.6",
+    ]  # fmt: skip
+    assert all("meets it" in line for line in lines)
+    assert lines[0].endswith("the best so far")
+    best = [line.partition(":")[0] for line in lines if line.endswith("the best so far")][-1]
+    assert called.json["advice"].startswith(f"Use {best}: ")
+    over = advise("--tpot-ms", "0.001", "--seed", "1")
+    lines = [line for line in over.err.splitlines() if " ms a token" in line]
+    assert lines
+    assert all(" ms over" in line and "best so far" not in line for line in lines)
+
+
+def interrupted_at(cell: int, how: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt the command when it begins to run a cell, counted from 1."""
+    begun = []
+    run_cell = Worker.run
+
+    def run(self, job, code):
+        begun.append(job)
+        if len(begun) == cell:
+            how()
+        return run_cell(self, job, code)
+
+    monkeypatch.setattr(Worker, "run", run)
+
+
+def by_ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+def by_sigterm() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("how", [by_ctrl_c, by_sigterm])
+def test_an_interrupted_command_answers_from_what_was_finished_and_goes_on(how) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    whole = advise("--tpot-ms", "100000", "--store", "whole").json
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted_at(3, how, patch)
+        called = advise("--tpot-ms", "100000")
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert called.code == 130
+    found = called.json
+    assert found["partial"]
+    assert not whole["partial"]
+    assert whole["missing"] == []
+    stored = Store(Path(".moebench")).runs()
+    assert len(stored) == 2
+    measured = {(d["spec"]["system"], d["spec"]["alpha"]) for d in stored}
+    asked = {("smoe", 0.0), ("smoe", 0.3), ("smoe", 0.6), ("moe-ondemand", None), ("daop", None)}
+    missing = {name if a is None else f"{name} at α {a:g}" for name, a in asked - measured}
+    assert set(found["missing"]) == missing
+    ranked = {row["run_id"] for row in (*found["meeting"], *found["others"])}
+    assert ranked <= {d["run_id"] for d in stored}
+    assert ranked
+    assert found["advice"].startswith("Partial answer, interrupted; not measured: ")
+    assert found["advice"].partition(": ")[2].split(".  ")[0].split(", ") == found["missing"]
+    again = advise("--tpot-ms", "100000")
+    assert again.code == 0
+    assert "2 of 5 configurations are stored" in again.err
+    for kept in ("advice", "meeting", "others", "alpha", "partial", "missing"):
+        assert again.json[kept] == whole[kept]
+
+
+def test_an_interruption_before_the_first_result_says_that_nothing_was_measured() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted_at(1, by_ctrl_c, patch)
+        called = call("advise", *FEW, "--tpot-ms", "100000")
+    assert called.code == 130
+    assert "No system was measured yet." in called.out
+    assert len(Store(Path(".moebench")).runs()) == 0
+
+
+def test_an_interrupted_search_of_alpha_says_so() -> None:
+    first = advise("--tpot-ms", "100000").json
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "smallest_alpha", lambda measured, budget_ms: 0.13)
+        interrupted_at(1, by_ctrl_c, patch)
+        called = advise("--tpot-ms", "100000")
+    assert called.code == 130
+    assert called.json["missing"] == ["smoe at α 0.13"]
+    assert called.json["meeting"] == first["meeting"]
+
+
+def test_an_interruption_without_a_lossless_run_leaves_scores_uncompared() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted_at(2, by_ctrl_c, patch)
+        called = advise("--tpot-ms", "100000", "--by", "score", "--systems", "daop,moe-ondemand")
+    assert called.code == 130
+    (row,) = called.json["meeting"]
+    assert (row["system"], row["loss"]) == ("daop", None)

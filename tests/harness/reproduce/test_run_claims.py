@@ -1,6 +1,6 @@
 """Reproduction with fake workers: which cells run, and how claims are judged and stored."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,8 +94,8 @@ class Bench:
         return result
 
     @contextmanager
-    def board(self, total: int) -> Iterator["Bench"]:
-        self.boards.append(total)
+    def board(self, jobs: Sequence[Job]) -> Iterator["Bench"]:
+        self.boards.append(len(jobs))
         yield self
 
     def started(self, worker: int, job: Job) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from moebench.harness.run.rules import resolve
-from moebench.harness.sweep.estimate import LIVE_S, START_S, estimate
 from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError, UsageError
@@ -238,34 +237,6 @@ def test_a_trace_of_each_cell_replaces_what_it_says_itself(tmp_path: Path) -> No
 def test_the_standard_sweep_says_how_to_record_its_traces() -> None:
     with pytest.raises(UsageError, match="is missing; record it: moebench trace record --all"):
         cells_from_file(Path("standard"), None)
-
-
-# ---------------------------------------------------------------------- the estimate
-
-
-def run_of(like: RunSpec, wall_s: float) -> tuple[dict[str, Any], float]:
-    return like.model_dump(), wall_s
-
-
-def test_the_estimate_comes_from_the_runs_that_are_most_alike() -> None:
-    wanted = spec(system="smoe", prompts=10)  # 30 tokens
-    runs = [
-        run_of(spec(system="smoe", prompts=2), 12.0),  # 2 s a token
-        run_of(spec(system="smoe", prompts=1, workload="facts"), 300.0),
-    ]
-    assert estimate([wanted], runs, jobs=1) == (START_S + 60, 1, 0)
-    assert estimate([wanted], runs[1:], jobs=1) == (START_S + 3000, 1, 0)
-    assert estimate([wanted], [], jobs=1) == (START_S + 30 * LIVE_S, 0, 1)
-    without_length = (runs[0][0] | {"prompts": None}, 12.0)  # an edited document
-    assert estimate([wanted], [without_length], jobs=1) == (START_S + 30 * LIVE_S, 0, 1)
-
-
-def test_the_estimate_shares_cells_among_processes() -> None:
-    wanted = [spec(system="gpu-only", seed=seed) for seed in range(4)]
-    one, two = (estimate(wanted, [], jobs).seconds - START_S for jobs in (1, 2))
-    assert one == pytest.approx(2 * two)
-    assert "4 cells from a constant" in str(estimate(wanted, [], 1))
-    assert estimate([], [], 2).seconds == 0
 
 
 def test_daops_sweep_has_the_lengths_of_its_figures() -> None:

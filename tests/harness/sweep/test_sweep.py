@@ -266,9 +266,25 @@ def test_a_dry_run_counts_and_runs_nothing() -> None:
     assert header == ["cell", "state", "what"]
     assert [line[1] for line in lines] == ["stored", "to run", "to run"]
     assert "3 cells: 1 stored, 2 to run; 1 at a time, about" in called.err
-    assert "2 cells from stored runs like them" in called.err
+    assert "2 cells from short runs just now" in called.err
     assert sorted(Path(".moebench").rglob("*")) == files
     assert len(Store(Path(".moebench")).runs()) == 1
+
+
+def test_a_dry_run_takes_rates_from_stored_runs_of_the_same_kind() -> None:
+    assert sweep("--systems", "smoe", "--alphas", "0.1").code == 0
+    called = sweep("--systems", "smoe", "--alphas", "0.1,0.2", "--dry-run")
+    assert "1 stored, 1 to run" in called.err
+    assert "1 cells from stored runs like them" in called.err
+
+
+def test_a_sweep_begins_with_its_expected_time() -> None:
+    called = sweep("--systems", "smoe,moe-ondemand")
+    lines = called.err.splitlines()
+    (said,) = [n for n, line in enumerate(lines) if "2 cells to run, 1 at a time, about " in line]
+    assert said < lines.index("sweep: 2/2, 0 failed")
+    (after_one,) = [line for line in lines if line.startswith("sweep: 1/2, 0 failed, ")]
+    assert after_one.endswith(" left")
 
 
 def test_a_dry_run_without_a_store_creates_none() -> None:

@@ -1,0 +1,217 @@
+"""`moebench run`: its expected time, its quick form, and figures before their intervals."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebench.harness.cli import run as command
+from moebench.harness.cli.run_time import Announcer, learning_lines, since_start
+from moebench.harness.run.rules import resolve
+from moebench.harness.sweep import forecast
+from moebench.harness.sweep.estimate import INTERVAL_SHARE
+from moebench.harness.sweep.forecast import replayed_tokens
+from moebench.results.spec import RunSpec
+from moebench.results.store import Store
+from tests.harness.commands import SMALL, call, run
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
+
+def spec(**options: Any) -> RunSpec:
+    return resolve(None, **{"system": "smoe", "setting": "S3", **options})
+
+
+# ---------------------------------------------------------------------- expected time
+
+
+def announced(
+    asked: RunSpec, start_s: float, pass_s: float, before_s: float = 0.0, interval: bool = True
+) -> list[str]:
+    """Return what is printed of a run whose first tokens take given times."""
+    said: list[str] = []
+    now = 100.0
+    announcer = Announcer(asked, said.append, interval, lambda: now, before_s)
+    announcer.phase("load", 0, None)
+    now += start_s
+    announcer.phase("prefill", 0, None)
+    for step in range(1, asked.new_tokens):
+        now += pass_s
+        announcer.phase("decode", step, asked.new_tokens)
+    return said
+
+
+def test_the_expected_time_is_printed_once_after_the_first_tokens() -> None:
+    asked = spec(prompts=8, new_tokens=64)
+    (line,) = announced(asked, start_s=3, pass_s=0.125, before_s=2)
+    # Before 2 s, loaded in 3 s, a prefill and 8 tokens of 0.125 s; then 8 batches of two prefills
+    # (one is the scoring) and 63 tokens, and the replays of the interval.
+    interval = replayed_tokens(asked) * 0.125 * INTERVAL_SHARE
+    seconds = 2 + 3 + 9 * 0.125 + 8 * (0.25 + 63 * 0.125) + interval
+    assert line == f"about {seconds:.0f} s: 8 prompts of 64 tokens, 125 ms a token to compute"
+    (without,) = announced(asked, start_s=3, pass_s=0.125, before_s=2, interval=False)
+    assert without.startswith(f"about {seconds - interval:.0f} s: ")
+    # Half the speed, twice the time, whatever the computer.
+    (slower,) = announced(asked, start_s=6, pass_s=0.25, before_s=4)
+    assert slower.startswith(f"about {2 * seconds / 60:.0f} min: ")
+
+
+def test_the_time_since_the_start_of_the_process_includes_the_imports() -> None:
+    code = (
+        "import time; from moebench.harness.cli.run_time import since_start; "
+        "now = time.time(); print(since_start(), now)"
+    )
+    before = time.time()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, now = map(float, done.stdout.split())
+    # The process was started between these two times; clock ticks are 10 ms.
+    assert 0 < seconds <= now - before + 0.05
+
+
+def test_where_the_start_is_unknown_the_cpu_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME")
+    monkeypatch.setattr(time, "process_time", lambda: 4.5)
+    assert since_start() == 4.5
+
+
+def test_a_run_of_less_than_two_seconds_is_not_announced() -> None:
+    assert announced(spec(prompts=1, new_tokens=12), start_s=0.1, pass_s=1e-4) == []
+
+
+def test_a_fast_run_is_announced_after_a_second() -> None:
+    (line,) = announced(spec(prompts=32, new_tokens=64), start_s=0.5, pass_s=2**-5)
+    whole = 0.5 + 33 / 32 + 32 * (2 + 63) / 32
+    assert float(line.split()[1]) == pytest.approx(whole, abs=5)
+
+
+def test_answers_of_unknown_length_are_not_announced() -> None:
+    assert announced(spec(scoring="generation"), start_s=1, pass_s=1.0) == []
+
+
+def test_the_interval_counts_the_numbers_of_the_profile() -> None:
+    assert replayed_tokens(spec(new_tokens=64)) % 5 == 0
+    assert replayed_tokens(spec(new_tokens=64)) > 5
+    assert replayed_tokens(spec(machine="local")) == 0
+
+
+def test_a_system_that_learns_says_how_long_why_and_how_to_shorten_it() -> None:
+    first, second = learning_lines(spec(system="flashmoe"), 512, 60.0, 200.0, 40.0)
+    assert first == (
+        "about 5 min: flashmoe learns before it runs: 60 s to generate 512 texts, 3 min to train "
+        "on them (at most 8 min), 40 s to run; what it learns is stored for later runs"
+    )
+    assert second.startswith("--calibrate-texts 16 learns from fewer texts, in about 8 s; ")
+    assert "stored separately" in second
+
+
+def test_stored_texts_and_few_texts_are_said() -> None:
+    (line,) = learning_lines(spec(system="flashmoe"), 16, 0.0, 20.0, 4.0)
+    assert "its 16 texts are stored, 20 s to train on them" in line
+    (line,) = learning_lines(spec(system="daop"), 16, 6.0, 0.0, 4.0)
+    assert "6 s to generate 16 texts, 4 s to run" in line
+
+
+def test_learning_is_announced_only_when_it_has_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moebench.harness.cli.run_time.SHORT_S", 0.0)
+    asked = ("run", "--system", "daop", *SMALL, "--calibrate-texts", "2", "--no-interval")
+    first = call(*asked)
+    assert first.code == 0
+    assert "daop learns before it runs: " in first.err
+    assert first.err.index("learns before it runs") < first.err.index(" left: 1 prompts")
+    other = call(*asked, "--seed", "0", "--prompts", "2")
+    assert "learns before it runs" not in other.err
+    assert ": 2 prompts of 3 tokens" in other.err
+    assert call("run", "--system", "smoe", *SMALL, "--json").json["spec"]["system"] == "smoe"
+
+
+def test_the_whole_time_is_announced_for_a_replay_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moebench.harness.cli.run_time.SHORT_S", 0.0)
+    called = call("run", "--system", "smoe", "--setting", "S3", "--routing", "drawn", "--prompts",
+                  "2", "--new-tokens", "12", "--no-interval")  # fmt: skip
+    assert called.code == 0, called.err
+    assert "2 prompts of 12 tokens" in called.err
+
+
+# ---------------------------------------------------------------------- a quick run
+
+
+def test_a_quick_run_is_the_run_of_its_options() -> None:
+    quick = call("run", "--system", "smoe", "--setting", "S3", "--quick", "--no-interval", "--json")
+    assert quick.code == 0, quick.err
+    found = quick.json["spec"]
+    assert (found["prompts"], found["new_tokens"]) == (4, 32)
+    same = call("run", "--system", "smoe", "--setting", "S3", "--prompts", "4", "--new-tokens",
+                "32", "--no-interval", "--json")  # fmt: skip
+    assert same.json["run_id"] == quick.json["run_id"]
+    assert "was stored" in same.err
+    full = resolve(None, system="smoe", setting="S3")
+    assert (full.prompts, full.new_tokens) == (32, 64)
+    assert forecast.counts_of(full).batches > len(quick.json["accuracy"]["items"]["decoded"])
+    # It is not comparable with a run of other prompts and lengths.
+    other = run("moe-ondemand", "--prompts", "2")
+    mixed = call("compare", quick.json["run_id"], other["run_id"])
+    assert mixed.code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "shortened"),
+    [
+        ({}, {"prompts": 4, "new_tokens": 32}),
+        ({"batch": 3}, {"prompts": 6, "new_tokens": 32}),
+        ({"prompts": 2}, {"prompts": 2, "new_tokens": 32}),
+        ({"new_tokens": 8}, {"prompts": 4, "new_tokens": 8}),
+        ({"scoring": "generation"}, {"prompts": 4}),
+        ({"system": "flashmoe"}, {"prompts": 4, "new_tokens": 32, "calibrate_texts": 16}),
+        ({"system": "flashmoe", "routing": "drawn"}, {"prompts": 4, "new_tokens": 32}),
+    ],
+)
+def test_quick_shortens_what_has_an_effect(
+    given: dict[str, Any], shortened: dict[str, Any]
+) -> None:
+    assert command._quick({"system": "smoe", "setting": "S3", **given}, None) == shortened
+
+
+def test_given_options_are_kept_in_a_quick_run() -> None:
+    called = call("run", "--system", "daop", *SMALL, "--quick", "--calibrate-texts", "2", "--json",
+                  "--no-interval")  # fmt: skip
+    found = called.json["spec"]
+    assert (found["prompts"], found["new_tokens"], found["calibrate_texts"]) == (1, 3, 2)
+
+
+# ---------------------------------------------------------------------- the first table
+
+
+def test_figures_are_printed_before_their_intervals_are_computed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from moebench.harness.api import run as api
+    from moebench.harness.cli.app import main
+
+    printed: list[str] = []
+    add = api.complete
+
+    def adding(done: Any, store: Path, shown: Any) -> bool:
+        printed.append(capsys.readouterr().out)
+        assert len(Store(store).runs()) == 1, "the run is stored before its interval"
+        return add(done, store, shown)
+
+    monkeypatch.setattr(api, "complete", adding)
+    assert main(["run", "--system", "smoe", *SMALL]) == 0
+    later = capsys.readouterr().out
+    (first,) = printed
+    before, after = (dict(row.split("\t") for row in text.splitlines()) for text in (first, later))
+    assert " [estimate]" in before["TPOT"]
+    assert "−" not in before["TPOT"]
+    assert "+" in after["TPOT"] or "±" in after["TPOT"]
+    assert set(after) <= set(before), "only rows that changed"
+    assert before["hit ratio, complete"]
+    assert "hit ratio, complete" not in after
+    # The stored run has its interval: all is printed at once.
+    printed.clear()
+    assert main(["run", "--system", "smoe", *SMALL]) == 0
+    whole = dict(row.split("\t") for row in printed[0].splitlines())
+    assert whole["TPOT"] == after["TPOT"]
+    assert capsys.readouterr().out == ""
