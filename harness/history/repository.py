@@ -153,9 +153,7 @@ def opened(folder: Path, since: str = "") -> Iterator[Repository]:
     Raises UsageError: git is not installed, or the folder is in no work tree.
     """
     if shutil.which("git") is None:
-        raise UsageError(
-            f"--since {since}: git is not installed, and reads the commits; install git"
-        )
+        raise UsageError(f"--since {since}: needs git, which is not installed; install git")
     root = _line(folder, "rev-parse", "--show-toplevel")
     if not root:
         raise UsageError(

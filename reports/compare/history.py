@@ -269,7 +269,9 @@ def _value(
     """Return the mean over cells; its interval is over cells, or the profile's of a single run."""
     means = [*_means(cells, metric).values()]
     if len(means) >= CELLS:
-        return fmean(means), mean_interval(means)
+        interval = mean_interval(means)
+        # An interval that reaches below zero is over too few values to be shown.
+        return fmean(means), interval if interval and interval.low >= 0 else None
     interval = None
     if len(means) == 1 and metric.ends:
         (runs,) = cells.values()

@@ -11,8 +11,8 @@ from moebench.results.intervals import Interval
 CAPTION = (
     "A row is a version of the system under equal conditions; its commit is the first of the range "
     "with this source. A change is relative to the latest earlier version that ran under equal "
-    "conditions on the same texts, or else to the version before it. A step is a change that its "
-    "interval excludes from chance and that no changed condition accompanies. The interval of a "
+    "conditions on the same texts, or else to the version before it. A step is a change whose "
+    "interval excludes that both versions are equal, under equal conditions. The interval of a "
     "change is that of the comparisons: it covers the choice of workloads and seeds, from three "
     "on, and, for times, the ranges of the hardware profile. Without an interval, every "
     "difference is a step."
@@ -37,8 +37,9 @@ class Since(NamedTuple):
 
     @property
     def tables(self) -> dict[str, TextTable]:
-        """A table for each history, by title."""
-        return {f"history-{one.title}": table(one, self.since) for one in self.histories}
+        """A table for each history, by the name of its file."""
+        numbered = enumerate(self.histories, 1)
+        return {f"history-{at}": table(one, self.since) for at, one in numbered}
 
 
 def table(history: History, since: str) -> TextTable:

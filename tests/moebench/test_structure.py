@@ -45,6 +45,7 @@ LAYERS = [
     "harness.run",
     "harness.native",
     "harness.one_run",
+    "harness.history",
     "harness.conformance",
     "harness.sweep",
     "harness.machines",
