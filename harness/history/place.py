@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import NamedTuple
 
 from moebench.harness.checkout import checkout
@@ -68,6 +69,10 @@ class _Placing:
         self._ours_repository, self._current = ours, commit()
         self._ours: dict[str | None, Tree | None] = {None: None}
         self._renames = repository.renames(since)
+        changing, self._alike = repository.changing_python(since), dict[str, str]()
+        for before, after in pairwise(one.id for one in commits):
+            if after not in changing:
+                self._alike[after] = self._alike.get(before, before)
         self._folders: dict[str, Sequence[str]] = {}
         self._systems: dict[tuple[Entry, ...], SourceHistory] = {}
         self._left_out: dict[str, list[str]] = {}
@@ -141,7 +146,9 @@ class _Placing:
         if key not in self._systems:
             for entry in key:
                 self._folders_of(entry.module)
-            self._systems[key] = SourceHistory(key, self._repository, self._folders, self._ours)
+            self._systems[key] = SourceHistory(
+                key, self._repository, self._folders, self._ours, self._alike
+            )
         return self._systems[key]
 
     def _latest(self, entries: Mapping[str, Entry]) -> dict[str, str]:
@@ -191,7 +198,8 @@ class _Placing:
         if placed:
             return placed
         inside = {commit.id for commit in self._commits}
-        others = (one for one in self._repository.every_commit() if one not in inside)
+        every = self._repository.every_commit(only_python=not system.declares)
+        others = (one for one in every if one not in inside)
         other = next((one for one in others if version(one) is not None), None)
         if other is not None:
             text = f"{name}: their commits are not in {self._since}..HEAD along first parents"

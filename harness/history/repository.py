@@ -10,9 +10,13 @@ from typing import IO
 
 from moebench.reports.compare.history import Commit
 from moebench.substrate.errors import UsageError
+from moebench.substrate.text import visible
 
 #: Configuration of a user that would change what is parsed here.
 _PLAIN = ("-c", "log.showSignature=false", "-c", "log.showRoot=true", "-c", "core.quotePath=false")
+
+#: All Python files.
+_PYTHON = ":(top)*.py"
 
 
 class Repository:
@@ -41,7 +45,7 @@ class Repository:
         text = self._git("log", "--first-parent", "--reverse", "--format=%H%x09%ct%x09%s",
                          f"{first}..HEAD")  # fmt: skip
         parts = (line.split("\t", 2) for line in text.split("\n") if line)
-        found = [Commit(name, int(time), subject) for name, time, subject in parts]
+        found = [Commit(name, int(time), _readable(subject)) for name, time, subject in parts]
         if not found:
             raise UsageError(
                 f"--since {since}: HEAD has no commit after it; give an earlier one, such as HEAD~5"
@@ -62,15 +66,25 @@ class Repository:
             )
         return found
 
-    def every_commit(self) -> list[str]:
-        """Return the ids of all commits of all branches, tags and HEAD, the newest first."""
-        return self._git("rev-list", "--all", "HEAD").split()
+    def every_commit(self, only_python: bool) -> list[str]:
+        """Return the ids of all commits of all branches, tags and HEAD, the newest first.
+
+        Args:
+            only_python: leave out commits whose Python files are those of a parent.
+        """
+        paths = ("--full-history", "--", _PYTHON) if only_python else ()
+        return self._git("rev-list", "--all", "HEAD", *paths).split()
+
+    def changing_python(self, since: str) -> set[str]:
+        """Return the commits along first parents that change Python files."""
+        commits = f"{self._commit(since)}..HEAD"
+        return {*self._git("rev-list", "--first-parent", commits, "--", _PYTHON).split()}
 
     def renames(self, since: str) -> set[tuple[str, str]]:
         """Return the pairs of old and new path of Python files renamed along first parents."""
         commits = f"{self._commit(since)}..HEAD"
         text = self._git("log", "--first-parent", "-m", "-M", "--diff-filter=R", "--name-status",
-                         "-z", "--format=", commits, "--", ":(top)*.py")  # fmt: skip
+                         "-z", "--format=", commits, "--", _PYTHON)  # fmt: skip
         words = [word.strip("\n") for word in text.split("\0") if word.strip("\n")]
         return set(zip(words[1::3], words[2::3], strict=True))
 
@@ -128,6 +142,11 @@ class Repository:
             said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
             raise UsageError(f"--since: git {arguments[0]} failed in {self.root}: {said}")
         return done.stdout.decode(errors="surrogateescape")
+
+
+def _readable(text: str) -> str:
+    """Return a text whose bytes may be of any encoding as one that can be printed."""
+    return visible(text.encode(errors="surrogateescape").decode(errors="replace"))
 
 
 def _run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[bytes]":

@@ -108,7 +108,8 @@ class _Closure:
         self._packages = frozenset(one.partition(".")[0] for one in ("moebench", *modules))
         for one in sorted(modules):
             self._add(one)
-        self.files = dict(self._files(module, kind)) if kind is not None else {}
+        self.declared = self._declared(module, kind) if kind is not None else ()
+        self.files = dict(self._files(module))
 
     def _add(self, module: str) -> None:
         """Add a module, its packages and what it imports, as `identity._collect` does."""
@@ -164,13 +165,13 @@ class _Closure:
                     return self._defined(base, alias.name, depth + 1)
         return module, None
 
-    def _files(self, module: str, kind: ast.ClassDef) -> Iterator[tuple[str, bytes]]:
+    def _files(self, module: str) -> Iterator[tuple[str, bytes]]:
         """Yield the name and content of each file of `System.sources`, as `identity` does."""
         folder = self._own.path(module).rpartition("/")[0]
         read = self._own.read(module)
         folder = self._own.path(module) if read is not None and read[1] else folder
         repository, commit = self._own.repository, self._own.commit
-        for name in self._declared(module, kind):
+        for name in self.declared:
             path = _joined(folder, name)
             if path is None:
                 continue
@@ -252,13 +253,19 @@ class SourceHistory:
         entries: where it begins; several if its file was renamed.
         folders: by a module's first package, where it was, nearest first.
         ours: by commit of moebench, its modules; the installed ones have the key None.
+        alike: by commit, an earlier one with the same Python files.
+
+    Attributes:
+        declares: whether a version that was read declares other files.
     """
 
     def __init__(
         self, entries: Sequence[Entry], repository: Repository,
         folders: Mapping[str, Sequence[str]], ours: Mapping[str | None, Tree | None],
+        alike: Mapping[str, str],
     ) -> None:  # fmt: skip
-        self._repository, self._ours = repository, ours
+        self._repository, self._ours, self._alike = repository, ours, alike
+        self.declares = False
         self._places = [
             (entry, folder)
             for entry in entries
@@ -273,15 +280,21 @@ class SourceHistory:
 
     def at(self, commit: str, ours: str | None) -> list[Version]:
         """Return the versions at a commit, with moebench's modules at one of its commits."""
-        known = self._known.get((commit, ours))
-        if known is None:
-            trees = [(one, Tree(self._repository, commit, folder)) for one, folder in self._places]
-            known = self._known[commit, ours] = [
-                _Closure(entry, tree, self._ours[ours]).version()
-                for entry, tree in trees
-                if tree.read(entry.module) is not None
-            ]
-        return known
+        if (commit, ours) in self._known:
+            return self._known[commit, ours]
+        if commit in self._alike:
+            found = self.at(self._alike[commit], ours)
+            if not self.declares:
+                return found
+        trees = [(one, Tree(self._repository, commit, folder)) for one, folder in self._places]
+        closures = [
+            _Closure(entry, tree, self._ours[ours])
+            for entry, tree in trees
+            if tree.read(entry.module) is not None
+        ]
+        self.declares |= any(one.declared for one in closures)
+        found = self._known[commit, ours] = [one.version() for one in closures]
+        return found
 
     def starts(self, commits: Sequence[Commit]) -> list[int]:
         """Return the indices of the commits that made a version."""

@@ -138,6 +138,6 @@ def history(found: over_commits.Since | None) -> list[dict[str, Any]]:
         spec, rows = history_chart(one)
         shown = over_commits.table(one, found.since if found else "")
         drawn.append({"id": f"history-{index + 1}", "spec": spec, "rows": rows,
-                      "title": shown.title, "said": shown.said, "notes": shown.notes[1:],
+                      "title": shown.title, "said": shown.said, "notes": shown.notes,
                       "part": Part("", shown.headers, shown.rows)})  # fmt: skip
     return drawn

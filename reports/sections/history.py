@@ -38,8 +38,10 @@ class Since(NamedTuple):
     @property
     def tables(self) -> dict[str, TextTable]:
         """A table for each history, by the name of its file."""
-        numbered = enumerate(self.histories, 1)
-        return {f"history-{at}": table(one, self.since) for at, one in numbered}
+        found = [table(one, self.since) for one in self.histories]
+        if found:  # the explanation is only under the last table
+            found[-1] = found[-1]._replace(notes=(*found[-1].notes, CAPTION))
+        return {f"history-{at}": one for at, one in enumerate(found, 1)}
 
 
 def table(history: History, since: str) -> TextTable:
@@ -49,7 +51,7 @@ def table(history: History, since: str) -> TextTable:
     said = [f"{metric.label} over {since}..{commits[-1].short}"]
     said += [f"{name} {text}" for name, text in history.place.parts.items()]
     said += [f"{count} step{'s' if count != 1 else ''}"]
-    notes = [CAPTION]
+    notes = []
     if history.untested:
         names = ", ".join(commits[at].short for at in history.untested)
         notes.append(f"Commits that made a version without a run: {names}.")

@@ -236,6 +236,22 @@ def test_versions_without_a_run_are_named(project: Measured) -> None:
     assert f"Commits that made a version without a run: {untested[:10]}." in shown
 
 
+def test_a_declared_file_makes_versions(project: Measured) -> None:
+    text = system() + "    sources = ('notes.txt',)\n"
+    first = project.commit("Keep", {"mine.py": text, "notes.txt": "1"})
+    project.run()
+    project.commit("Add a readme", {"README": "text"})
+    second = project.commit("Edit", {"notes.txt": "2"})
+    project.run()
+    project.git("checkout", "-q", "-b", "side")
+    outside = project.commit("Edit", {"notes.txt": "3"})
+    project.run()
+    project.git("checkout", "-q", "main")
+    called = call("report", "--since", "start", "--json").json
+    assert [row["commit"] for row in called["histories"][0]["rows"]] == [first, second]
+    assert f"({outside[:10]})" in called["notes"][0]
+
+
 def test_an_installed_package_has_a_history_under_its_name(project: Measured) -> None:
     metadata = project.folder / "moebench_own-0.1.dist-info"
     metadata.mkdir()

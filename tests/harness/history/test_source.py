@@ -71,7 +71,7 @@ def at(project: Project, name: str, commit: str = "HEAD", policies: tuple[str, .
     with opened(project.folder) as repository:
         top = module.partition(".")[0]
         folders = {top: repository.folders_of(top)}
-        (version,) = SourceHistory((entry,), repository, folders, {None: None}).at(commit, None)
+        (version,) = SourceHistory((entry,), repository, folders, {None: None}, {}).at(commit, None)
     return version.hash
 
 
