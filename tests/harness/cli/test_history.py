@@ -314,6 +314,33 @@ def test_runs_with_unknown_versions_of_moebench_are_left_out(project: Measured) 
     ) in called.err
 
 
+@pytest.mark.parametrize(
+    ("spec", "provenance", "said"),
+    [
+        ({"system": "../x:Y"}, {}, "1 run of ../x:Y: its package is not installed"),
+        ({"system": "mine:A:B"}, {"system_hash": "0"}, None),
+        ({"system": "m*:A"}, {}, "1 run of m*:A: its package is not installed"),
+        ({"system": "no.such:A"}, {}, "1 run of no.such:A: no commit of "),
+        ({"options": {"evict": ["lru"]}}, {"system_hash": None}, None),
+        ({}, {"system_hash": "0", "created": "soon"}, "they were made before the first commit"),
+        ({}, {"system_hash": "0", "commit": "--help"}, "is not here (--help)"),
+    ],
+)
+def test_damaged_runs_are_notes(
+    project: Measured, spec: dict[str, Any], provenance: dict[str, Any], said: str | None
+) -> None:
+    project.commit("Keep", {"mine.py": system(keep=True)})
+    ran = project.run()
+    project.commit("Drop", {"mine.py": system(keep=False)})
+    project.run()
+    stored({**ran, "spec": {**ran["spec"], **spec}}, "aa", **provenance)
+    called = call("report", "--since", "start", "--json")
+    assert called.code == 0, called.err
+    assert called.json["histories"]
+    assert called.err.count("\n") == len(called.json["notes"]) == (said is not None)
+    assert said is None or said in called.err
+
+
 #: Prints the hash of a system with the moebench that is imported.
 SCRIPT = """
 from moebench.harness.run.identity import system_hash
