@@ -213,11 +213,13 @@ class _Placing:
                 str(made),
             )
             return []
-        at = sum(commit.time <= _seconds(run) for commit in self._commits) - 1
-        if at < 0:
+        made_at = _seconds(run)
+        before = [at for at, one in enumerate(self._commits) if one.time <= made_at]
+        if not before:
             self._leave_out(f"{name}: no commit has their source, and they were made before the "
                             f"first commit of {self._since}..HEAD")  # fmt: skip
             return []
+        at = before[-1]
         nearest = system.at(self._commits[at].id, bases[0])
         return [Placed(run, name, at, False, nearest[0].libraries if nearest else {})]
 

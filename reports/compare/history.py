@@ -158,14 +158,14 @@ def _measured(path: str) -> Condition:
 
 #: Conditions of runs at different times, in addition to those of a comparison.
 OF_TIME = (
-    Condition("moebench code", lambda run: str(dig(run, "provenance.code_hash"))[:8]),
+    Condition("code of moebench", lambda run: str(dig(run, "provenance.code_hash"))[:8]),
     Condition("torch", lambda run: dig(run, "provenance.versions.torch")),
     _measured("provenance.machine"),
     _measured("provenance.threads"),
 )
 
 #: Name of the condition that moebench's modules which a system imports are equal.
-LIBRARIES = "moebench systems"
+LIBRARIES = "systems of moebench"
 
 
 def _conditions(run: Document) -> dict[str, str]:

@@ -292,7 +292,7 @@ def test_code_of_moebench_torch_and_processor_are_conditions(project: Measured) 
     versions = ran["provenance"]["versions"] | {"torch": "1.0"}
     stored(ran, "aa", versions=versions, code_hash="c0de" * 4)
     _, row = project.rows()
-    assert {*row["change"]["conditions"]} == {"moebench code", "torch"}
+    assert {*row["change"]["conditions"]} == {"code of moebench", "torch"}
     assert row["change"]["conditions"]["torch"] == [ran["provenance"]["versions"]["torch"], "1.0"]
     assert not row["change"]["step"]
 
@@ -383,7 +383,7 @@ def test_a_run_of_an_earlier_moebench_is_found_by_its_source(
     rows = project.rows()
     assert [(row["commit"], row["committed"]) for row in rows] == [(first, True), (second, True)]
     ((name, (was, now)),) = rows[1]["change"]["conditions"].items()
-    assert name == "moebench systems"
+    assert name == "systems of moebench"
     assert was.startswith("moebench.systems.smoe ")
     assert was != now
     assert not rows[1]["change"]["step"]

@@ -62,7 +62,7 @@ def verdicts(*placed: Placed) -> list[str]:
         ({"workload": "arithmetic"}, "workload gsm8k → arithmetic"),
         ({"seed": 4}, "seed 0 → 4"),
         ({"libraries": {"moebench.systems.smoe": "bb" * 8, "x": "c"}},
-         "moebench systems moebench.systems.smoe aaaaaaaa → bbbbbbbb"),
+         "systems of moebench moebench.systems.smoe aaaaaaaa → bbbbbbbb"),
     ],
 )  # fmt: skip
 def test_a_difference_under_a_changed_condition_is_no_step(
