@@ -38,28 +38,31 @@ def dig(document: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def tpot_effects(run: Document) -> dict[str, tuple[float, float]]:
-    """Return the named numbers of the profile with the share by which each moves a run's TPOT.
+def effects_on(run: Document, figure: str = "tpot_ms") -> dict[str, tuple[float, float]]:
+    """Return the named numbers of the profile with the share by which each moves a run's time.
+
+    Args:
+        figure: ``tpot_ms``, or another time, which `without_details` does not keep.
 
     Returns:
         By the number's name, the change at the low and at the high end of its range; the same
-        before and after `without_details`.
+        before and after `without_details` for TPOT.
     """
     kept: dict[str, tuple[float, float]] | None = dig(run, "interval.effects")
-    if kept is not None:
+    if kept is not None and figure == "tpot_ms":
         return kept
     found = {}
     for one in dig(run, "interval.fields") or []:
-        if "tpot_ms" in one:
-            low, high = one["tpot_ms"]
+        if figure in one:
+            low, high = one[figure]
             found[str(one["field"])] = (low / 100, high / 100)
     return found
 
 
 def without_details(document: Document) -> Document:
-    """Remove the `DETAILS` of a document except `tpot_effects`, and return it."""
+    """Remove the `DETAILS` of a document except `effects_on` TPOT, and return it."""
     if isinstance(document.get("interval"), dict):
-        document["interval"]["effects"] = tpot_effects(document)
+        document["interval"]["effects"] = effects_on(document)
     for path in DETAILS:
         above, _, name = path.rpartition(".")
         part = dig(document, above)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from moebench.substrate.errors import UsageError
 if TYPE_CHECKING:
     from moebench.reports.report import Report
     from moebench.reports.sections.accuracy import View
+    from moebench.reports.sections.history import Since
     from moebench.results.claims import PaperResult
     from moebench.results.store import Cell, Store
 
@@ -43,12 +45,24 @@ def report(
         Path | None,
         option("Folder written by moebench reproduce [claims in the store, else the shipped one]."),
     ] = None,
+    since: Annotated[
+        str | None,
+        option(
+            "Show only the history of your own systems over the commits REV..HEAD of the git "
+            "repository of the current folder, with steps.",
+            metavar="REV",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None, option("With --since: tpot_ms [default], ttft_ms, hit_ratio or kl.")
+    ] = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
     """Show comparisons, accuracy and single runs, or write them as HTML, CSV, LaTeX or figures."""
     from moebench.harness.api.compare import stated
     from moebench.harness.arguments import require_file, require_folder
+    from moebench.harness.cli.history import over_commits, print_history
     from moebench.reports.report import report as all_tables
     from moebench.results.store import Store
     from moebench.results.store_hints import no_runs
@@ -67,21 +81,32 @@ def report(
     tables = partial(
         all_tables, runs, views, failed, results, intervals=intervals, settings=stated()
     )
+    history = over_commits(since, metric, opened, runs)
     if html is not None:
-        _write_page(html, opened, runs, views, failed, results)
+        _write_page(html, opened, runs, views, failed, results, history)
     if csv is not None or latex is not None:
-        _write_tables(csv, latex, tables(brief=True), runs, views, failed)
+        _write_tables(csv, latex, tables(brief=True), runs, views, failed, history)
     if figures is not None:
-        _write_figures(figures, opened, runs, views)
+        _write_figures(figures, opened, runs, views, history)
+    if json or markdown or not (html or csv or latex or figures):
+        if history is not None:
+            print_history(history, json, markdown)
+        else:
+            _show(tables, runs, failed, json, markdown)
+
+
+def _show(
+    tables: Callable[..., "Report"], runs: Runs, failed: list["Cell"], json: bool, markdown: bool
+) -> None:
+    """Print the report as JSON, as Markdown, as tables, or as lines for other programs."""
     if json:
         console.print_json(runs)
     elif markdown:
         _print_markdown(tables(brief=False))
-    elif not (html or csv or latex or figures):
-        if sys.stdout.isatty():
-            _print(tables(brief=True), len(runs))
-        else:
-            _pipe(runs, failed)
+    elif sys.stdout.isatty():
+        _print(tables(brief=True), len(runs))
+    else:
+        _pipe(runs, failed)
 
 
 def _accuracy(table: Path | None, store: Path) -> list["View"]:
@@ -115,7 +140,7 @@ def _claims(folder: Path | None, store: Path) -> list["PaperResult"]:
 
 def _write_page(
     out: Path, store: "Store", runs: Runs, views: list["View"], failed: list["Cell"],
-    claims: list["PaperResult"],
+    claims: list["PaperResult"], history: "Since | None",
 ) -> None:  # fmt: skip
     from moebench.harness.api.compare import stated
     from moebench.harness.run.repeat import repeats
@@ -129,6 +154,7 @@ def _write_page(
     contents = Contents(
         runs, repeats(store, [*whole.values()]), store.timelines(chosen), views, failed,
         throughput.load(store.directory, whole.values()), documents(), claims, stated(), whole,
+        history,
     )  # fmt: skip
     render(contents, out, str(store.directory))
     console.say(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
@@ -136,32 +162,35 @@ def _write_page(
 
 def _write_tables(
     csv: Path | None, latex: Path | None, found: "Report", runs: Runs, views: list["View"],
-    failed: list["Cell"],
+    failed: list["Cell"], history: "Since | None",
 ) -> None:  # fmt: skip
     from moebench.reports.formats.csv import write_csv, write_latex
 
-    written = write_csv(runs, found, csv, views, failed) if csv else []
+    written = write_csv(runs, found, csv, views, failed, history) if csv else []
+    if history is not None:
+        found = found._replace(tables={**found.tables, **history.tables})
     written += write_latex(found, latex) if latex else []
     console.say(f"written: {', '.join(map(str, written))}")
     _say_left_out(found)
 
 
-def _write_figures(directory: Path, store: "Store", runs: Runs, views: list["View"]) -> None:
+def _write_figures(
+    directory: Path, store: "Store", runs: Runs, views: list["View"], history: "Since | None"
+) -> None:
     from moebench.harness.api.compare import stated
     from moebench.reports.compare.conditions import lacks
     from moebench.reports.compare.tables import comparisons, matrix
     from moebench.reports.formats.svg import write_figures
     from moebench.reports.page.runs import detailed
-    from moebench.reports.page.static_figures import static_figures
+    from moebench.reports.page.static_figures import history_figures, static_figures
     from moebench.reports.sections import throughput
 
     whole = [run for run in runs if not lacks(run)]
     beside = matrix(comparisons(whole, stated()).tables)
     ids = {*detailed(whole)}
     curves = throughput.load(store.directory, [run for run in whole if run["run_id"] in ids])
-    written = write_figures(
-        static_figures(whole, beside, views, curves, store.timelines(ids), stated()), directory
-    )
+    drawn = static_figures(whole, beside, views, curves, store.timelines(ids), stated())
+    written = write_figures([*drawn, *history_figures(history)], directory)
     console.say(f"{len(written)} figures in {directory}")
 
 

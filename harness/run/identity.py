@@ -32,7 +32,7 @@ SHARED = (
     "harness/run",
 )  # fmt: skip
 _SHARED_MODULES = ("moebench.substrate", "moebench.workloads", "moebench.harness")
-_INSTALLED = ("site-packages", "dist-packages")
+INSTALLED = ("site-packages", "dist-packages")
 _ROOT = Path(__file__).parents[2]
 
 
@@ -40,17 +40,17 @@ _ROOT = Path(__file__).parents[2]
 def code_hash() -> str:
     """Hash of the modules that any result may depend on, or the hash that it is equivalent to."""
     computed = shared_code_hash()
-    return _equivalents()["code"].get(computed, computed)
+    return equivalents()["code"].get(computed, computed)
 
 
 def system_hash(system: System | NativeSystem) -> str:
     """Hash of the modules of a system and its policies, or the hash that it is equivalent to."""
     computed = system_code_hash(system)
-    return _equivalents()["systems"].get(computed, computed)
+    return equivalents()["systems"].get(computed, computed)
 
 
 @cache
-def _equivalents() -> dict[str, dict[str, str]]:
+def equivalents() -> dict[str, dict[str, str]]:
     """Return the map from code hashes to the earlier hashes that they are equivalent to."""
     file = _ROOT / "results" / "equivalent.json"
     found: dict[str, dict[str, str]] = json.loads(file.read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def _digest(sources: Sequence[tuple[str, bytes]], also: Iterable[bytes] = ()) ->
     def compute() -> list[str]:
         digest = hashlib.sha256()
         for name, source in sources:
-            digest.update(name.encode() + _code(source))
+            digest.update(name.encode() + syntax_of(source))
         for content in also:
             digest.update(content)
         return [digest.hexdigest()[:16]]
@@ -112,7 +112,7 @@ def _hashed(modules: Set[str], system: System | NativeSystem | None = None) -> s
     packages = frozenset(module.partition(".")[0] for module in ("moebench", *modules))
     found: dict[str, bytes] = {}
     for module in modules:
-        _collect(module, packages, found)
+        collect_sources(module, packages, found)
     declared = _sources(type(system)) if isinstance(system, System) else ()
     also = [name.encode() + hashlib.sha256(content).digest() for name, content in declared]
     return _digest(sorted(found.items()), also)
@@ -150,27 +150,28 @@ def profile_hash(spec: RunSpec) -> str:
     return load_profile(spec.machine, spec.software).content_hash()
 
 
-def _collect(module: str, packages: frozenset[str], found: dict[str, bytes]) -> None:
+def collect_sources(module: str, packages: frozenset[str], found: dict[str, bytes]) -> None:
     """Collect the sources of a module, of its packages, and of the modules that it imports.
 
     Args:
         packages: those whose modules count even if they are installed.
     """
-    if module in found or not _counts(module):
+    if module in found or not is_hashed(module):
         return
     package = module.rpartition(".")[0]
     if package:
-        _collect(package, packages, found)
+        collect_sources(package, packages, found)
     file = _source(module, packages)
     if file is None:
         return
     source = found[module] = file.read_bytes()
-    static = _imports(source, module if file.name == "__init__.py" else package)
+    static = imports_of(source, module if file.name == "__init__.py" else package)
     for name in (*static, *imported_by(module)):
-        _collect(name, packages, found)
+        collect_sources(name, packages, found)
 
 
-def _counts(module: str) -> bool:
+def is_hashed(module: str) -> bool:
+    """Return whether a system's hash counts a module: not the standard library's, nor `SHARED`."""
     top = module.partition(".")[0]
     # The public names of `moebench` are defined elsewhere.
     shared = module == "moebench" or module.startswith(_SHARED_MODULES)
@@ -179,29 +180,29 @@ def _counts(module: str) -> bool:
 
 def _source(module: str, packages: frozenset[str]) -> Path | None:
     """Return the file of a module of ``packages`` or of a user's module; else None."""
-    spec = _found(module)
+    spec = find_module(module)
     if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
         return None
     file = Path(spec.origin)
     own = module.partition(".")[0] in packages
-    return file if own or not set(_INSTALLED) & set(file.parts) else None
+    return file if own or not set(INSTALLED) & set(file.parts) else None
 
 
-def _found(module: str) -> ModuleSpec | None:
+def find_module(module: str) -> ModuleSpec | None:
     """Return the spec of a module without importing its package, unlike `find_spec`."""
     if module in sys.modules:
         return getattr(sys.modules[module], "__spec__", None)
     package = module.rpartition(".")[0]
     if not package:
         return importlib.util.find_spec(module)
-    above = _found(package)
+    above = find_module(package)
     if above is None or above.submodule_search_locations is None:  # an attribute of a module
         return None
     return PathFinder.find_spec(module, above.submodule_search_locations)
 
 
 @cache
-def _code(source: bytes) -> bytes:
+def syntax_of(source: bytes) -> bytes:
     """Return a module's code in a form independent of docstrings, comments and Python version.
 
     A module that cannot be parsed stands for itself.  Cached, because systems share modules, and
@@ -245,7 +246,7 @@ def _write(node: object, parts: list[str]) -> None:
 
 
 @cache
-def _imports(source: bytes, package: str) -> tuple[str, ...]:
+def imports_of(source: bytes, package: str) -> tuple[str, ...]:
     """Return the names that a module imports; an imported attribute is listed as a module."""
 
     def compute() -> list[str]:

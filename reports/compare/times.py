@@ -1,4 +1,4 @@
-"""Ratios of TPOT between the systems of a table, and which of them cannot be told apart.
+"""Ratios of a time between the systems of a table, and which of them cannot be told apart.
 
 The interval of a ratio covers two uncertainties.  The first is the choice of cells: Student's, at
 95 %, over paired cells, from three on.  The second is the hardware profile, for simulated times:
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moebench.reports.compare.conditions import InputSet
-from moebench.results.document import Document, dig, tpot_effects
+from moebench.results.document import Document, dig, effects_on
 from moebench.results.intervals import Interval, ratio_interval
 from moebench.results.metrics import metric_of
 
@@ -26,7 +26,7 @@ CELLS = 3
 
 
 class Ratio(NamedTuple):
-    """TPOT of a system over that of another, with its interval; None if nothing is known of it."""
+    """Ratio of two systems' times, with its interval; None if nothing is known of it."""
 
     value: float
     interval: Interval | None
@@ -41,13 +41,13 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """TPOT of one system, and how far the numbers of the profile move it.
+    """A time of one system, TPOT or TTFT, and how far the numbers of the profile move it.
 
     Attributes:
-        by_cell: mean TPOT in ms of a cell's runs.
-        effects: by number of the profile, the changes of TPOT at its low and at its high end, as
-            shares of it; empty for measured times.
-        rest: decrease and increase due to all other numbers, as shares of TPOT.
+        by_cell: mean time in ms of a cell's runs.
+        effects: by number of the profile, the changes of the time at its low and at its high end,
+            as shares of it; empty for measured times.
+        rest: decrease and increase due to all other numbers, as shares of the time.
     """
 
     by_cell: Mapping[InputSet, float]
@@ -55,24 +55,28 @@ class Times:
     rest: tuple[float, float]
 
     @classmethod
-    def of(cls, cells: Mapping[InputSet, Sequence[Document]]) -> "Times":
-        """Return the times of a system's runs by cell; at least one run has a TPOT."""
-        read, by_cell = metric_of("tpot_ms").read, {}
+    def of(cls, cells: Mapping[InputSet, Sequence[Document]], figure: str = "tpot_ms") -> "Times":
+        """Return the times of a system's runs by cell; at least one run has a time.
+
+        Args:
+            figure: ``tpot_ms``, or ``ttft_ms`` of whole documents.
+        """
+        read, by_cell = metric_of(figure).read, {}
         for cell, runs in cells.items():
             known = [value for run in runs if (value := read(run)) is not None]
             if known:
                 by_cell[cell] = fmean(known)
         # Runs of a row differ in texts and seeds alone, which change the effects by little.
         run = next((run for runs in cells.values() for run in runs if run.get("interval")), None)
-        return cls(by_cell, *_effects(run)) if run else cls(by_cell, {}, (0.0, 0.0))
+        return cls(by_cell, *_effects(run, figure)) if run else cls(by_cell, {}, (0.0, 0.0))
 
     @property
     def mean(self) -> float:
-        """Mean TPOT over cells, in ms."""
+        """Mean time over cells, in ms."""
         return fmean(self.by_cell.values())
 
     def over(self, other: "Times") -> Ratio:
-        """Return this TPOT over another system's."""
+        """Return this time over another system's."""
         value, parts = self.mean / other.mean, []
         if len(self.by_cell) >= CELLS and self.by_cell.keys() == other.by_cell.keys():
             found = ratio_interval(
@@ -102,10 +106,12 @@ class Times:
         )
 
 
-def _effects(run: Document) -> tuple[dict[str, tuple[float, float]], tuple[float, float]]:
-    """Return a run's named effects on TPOT, and what all others decrease and increase it by."""
-    effects, mean = tpot_effects(run), dig(run, "metrics.tpot_ms.mean")
-    low, high = (dig(run, f"interval.tpot_ms.{end}") for end in ("low", "high"))
+def _effects(
+    run: Document, figure: str
+) -> tuple[dict[str, tuple[float, float]], tuple[float, float]]:
+    """Return a run's named effects on a time, and what all others decrease and increase it by."""
+    effects, mean = effects_on(run, figure), dig(run, f"metrics.{figure}.mean")
+    low, high = (dig(run, f"interval.{figure}.{end}") for end in ("low", "high"))
     if not mean or low is None or high is None:
         return effects, (0.0, 0.0)
     ends = (max(1 - low / mean, 0.0), max(high / mean - 1, 0.0))

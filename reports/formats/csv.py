@@ -8,7 +8,9 @@ from moebench.reports.compare.text import records
 from moebench.reports.formats import latex
 from moebench.reports.report import Report
 from moebench.reports.sections import evaluations, failures
+from moebench.reports.sections import history as histories
 from moebench.reports.sections.accuracy import View
+from moebench.reports.sections.history import Since
 from moebench.reports.sections.runs import fields, rows
 from moebench.results.accuracy_table import AccuracyRow
 from moebench.results.csvfile import csv_text
@@ -19,9 +21,9 @@ from moebench.substrate.files import write_text
 
 def write_csv(
     runs: Sequence[Document], report: Report, directory: Path, accuracy: Sequence[View] = (),
-    failed: Sequence[Cell] = (),
+    failed: Sequence[Cell] = (), history: Since | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Write ``runs.csv``, and files of comparisons, accuracy, evaluations and failures, if any.
+    """Write ``runs.csv``, and files of comparisons, accuracy, failures and more, if any.
 
     Returns:
         The files written.
@@ -45,6 +47,8 @@ def write_csv(
         files["failures.csv"] = csv_text(failures.HEADERS, lines)
     if reasons := failures.reasons(failed):
         files["not-possible.csv"] = csv_text(failures.REASON_HEADERS, reasons)
+    if history is not None:
+        files["history.csv"] = _csv([*histories.records(history)])
     return _write(directory, files)
 
 

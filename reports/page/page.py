@@ -23,6 +23,7 @@ from moebench.reports.page import runs as single
 from moebench.reports.page import sections
 from moebench.reports.page.views import views
 from moebench.reports.sections import accuracy as alpha
+from moebench.reports.sections.history import CAPTION, Since
 from moebench.reports.sections.throughput import Curve
 from moebench.results.claims import PaperResult
 from moebench.results.document import Document, badge_of
@@ -61,6 +62,7 @@ class Contents(NamedTuple):
         settings: what each setting of the papers states, by its name.
         documents: whole documents by id, of the runs that are shown in full; None if ``runs`` are
             whole.
+        history: figures over the commits of a repository.
     """
 
     runs: Sequence[Document]
@@ -73,6 +75,7 @@ class Contents(NamedTuple):
     claims: Sequence[PaperResult] = ()
     settings: Settings = NO_SETTINGS
     documents: Mapping[str, Document] | None = None
+    history: Since | None = None
 
 
 def render(contents: Contents, out: Path, source: str = "the store") -> None:
@@ -109,6 +112,8 @@ def page(contents: Contents, source: str) -> str:
         one["id"]: {"spec": one["spec"], "rows": None}
         for paper in papers for one in paper["exhibits"] if one["spec"]
     }  # fmt: skip
+    history = sections.history(contents.history)
+    drawn |= {one["id"]: {"spec": one["spec"], "rows": one["rows"]} for one in history}
     data = _data(contents, whole) | {"drawn": drawn}
     return environment.get_template("report.html.j2").render(
         source=source,
@@ -117,6 +122,8 @@ def page(contents: Contents, source: str) -> str:
         badges={badge: text for badge, text in BADGES.items() if badge in badges},
         accuracy=accuracy,
         papers=papers,
+        history=history,
+        history_caption=CAPTION,
         tables=tables,
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 from moebench.reports.figures import exhibits
 from moebench.reports.figures.accuracy import MEASURES, curves
+from moebench.reports.figures.history import history_chart
 from moebench.reports.sections import accuracy as alpha
 from moebench.reports.sections import claims, evaluations, failures, fidelity
+from moebench.reports.sections import history as over_commits
 from moebench.reports.sections.components import HEADERS, table
 from moebench.results.claims import Exhibit, PaperResult
 from moebench.results.document import Document
@@ -127,3 +129,15 @@ def accuracy(index: int, view: alpha.View) -> dict[str, Any]:
                 drawn.append({"id": name, "spec": found[0], "rows": found[1], "caption": caption})
     return {"anchor": f"accuracy-{index + 1}", "view": view, "figures": drawn,
             "headers": alpha.VERDICT_HEADERS}  # fmt: skip
+
+
+def history(found: over_commits.Since | None) -> list[dict[str, Any]]:
+    """Return each history over commits: its chart with rows, and its table."""
+    drawn = []
+    for index, one in enumerate(found.histories if found else ()):
+        spec, rows = history_chart(one)
+        shown = over_commits.table(one, found.since if found else "")
+        drawn.append({"id": f"history-{index + 1}", "spec": spec, "rows": rows,
+                      "title": shown.title, "said": shown.said, "notes": shown.notes,
+                      "part": Part("", shown.headers, shown.rows)})  # fmt: skip
+    return drawn

@@ -12,6 +12,7 @@ from moebench.reports.compare.conditions import NO_SETTINGS, Settings
 from moebench.reports.compare.tables import Matrix
 from moebench.reports.figures import comparison
 from moebench.reports.figures.heat import heat
+from moebench.reports.figures.history import history_chart
 from moebench.reports.figures.style import Spec, system_colours
 from moebench.reports.figures.throughput import throughput
 from moebench.reports.figures.timeline import LANES, timeline
@@ -20,6 +21,7 @@ from moebench.reports.page.ablation import ablations
 from moebench.reports.page.runs import speeds
 from moebench.reports.page.views import views
 from moebench.reports.sections.accuracy import View
+from moebench.reports.sections.history import Since
 from moebench.reports.sections.throughput import Curve
 from moebench.results.document import Document
 from moebench.results.metrics import metric_of
@@ -112,6 +114,12 @@ def static_figures(
             title = f"{view.title} {found['caption']}"
             drawn.append((title, found["spec"], found["rows"]))
     return [StaticFigure(title, spec, rows, shapes) for title, spec, rows in drawn if rows]
+
+
+def history_figures(found: Since | None) -> list[StaticFigure]:
+    """Return the chart of each history over commits."""
+    shown = found.histories if found else ()
+    return [StaticFigure(f"history {one.title}", *history_chart(one), {}) for one in shown]
 
 
 def _tables(view: Plain) -> Iterator[_Table]:

@@ -47,6 +47,7 @@ LAYERS = [
     "harness.native",
     "harness.one_run",
     "harness.keep",
+    "harness.history",
     "harness.conformance",
     "harness.sweep",
     "harness.api",

@@ -50,7 +50,7 @@ OPTIONS = {
     },
     "report": {
         "--html", "--csv", "--latex", "--figures", "--markdown", "--intervals", "--accuracy",
-        "--claims", "--store", "--json",
+        "--claims", "--since", "--metric", "--store", "--json",
     },
     "show": {"--store", "--json"},
     "rm": {"--store"},

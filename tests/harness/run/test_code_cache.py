@@ -90,7 +90,7 @@ def test_hashes_are_the_same_with_and_without_the_cache(
 
     def hashes(cache: CodeCache) -> tuple[str, str]:
         monkeypatch.setattr(identity, "CACHE", cache)
-        for cached in (identity._code, identity._imports, identity._ours):
+        for cached in (identity.syntax_of, identity.imports_of, identity._ours):
             cached.cache_clear()
         return identity.shared_code_hash(), identity.system_code_hash(SMoE())
 

@@ -315,12 +315,12 @@ def f(x):
     ],
 )
 def test_prose_and_layout_are_no_code(rewritten: bytes, same: bool) -> None:
-    assert (identity._code(rewritten) == identity._code(CODE)) is same
+    assert (identity.syntax_of(rewritten) == identity.syntax_of(CODE)) is same
 
 
 def test_equivalent_code_keeps_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"code": {identity.shared_code_hash(): "0ld"}, "systems": {}}
-    monkeypatch.setattr(identity, "_equivalents", lambda: known)
+    monkeypatch.setattr(identity, "equivalents", lambda: known)
     identity.code_hash.cache_clear()
     try:
         assert code_hash() == "0ld"

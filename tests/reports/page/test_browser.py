@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from moebench.reports.compare.history import Commit, histories
 from moebench.reports.page.page import Contents, render
 from moebench.reports.sections.accuracy import views
+from moebench.reports.sections.history import Since
 from moebench.reports.sections.throughput import Point
 from moebench.results.claims import Axis, Exhibit
+from moebench.results.metrics import metric_of
 from tests.reports.alpha import ITEMS, ROWS
+from tests.reports.compare.test_history import made
 from tests.reports.samples import HOSTILE, compared, hostile_run, run, spans
 from tests.reports.sections.test_claims import DIFFERS, UNMEASURED, result
 
@@ -99,6 +103,23 @@ def test_every_figure_is_drawn_without_a_network(browser: Any, store: Path) -> N
     assert tab.locator(".chart svg.marks").count() == len(names)
     tab.locator("#time input[value=ms]").click()
     assert "time-ms" in draw_all(tab)
+    assert complaints == []
+
+
+def test_histories_are_drawn_and_commits_are_text(browser: Any, tmp_path: Path) -> None:
+    commits = [Commit("a" * 40, 1, HOSTILE), Commit("b" * 40, 2, "Second")]
+    placed = [made(0, effect=(5.0, -5.0)), made(1, 75.0), made(1, 90.0, torch="3")]
+    found = Since("v1", histories(placed, commits, metric_of("tpot_ms")), ["a note"])
+    render(Contents([one.run for one in placed], history=found), tmp_path / "r.html")
+    tab, complaints = open_page(browser, tmp_path / "r.html")
+    draw_all(tab)
+    assert texts(tab, "#history tbody tr:first-child td")[2] == HOSTILE
+    verdicts = texts(tab, "#history tbody td:last-child")
+    assert verdicts[:2] == ["first", "step: slower"]
+    assert tab.locator("#history svg.marks").count() == 1
+    axis = texts(tab, "#history .role-axis-label text")
+    assert [name for name in axis if name[0] in "ab"] == ["a" * 10, "b" * 10, "b" * 10 + " (2)"]
+    assert "History over commits" in texts(tab, "#contents a")
     assert complaints == []
 
 

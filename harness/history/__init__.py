@@ -1,0 +1,1 @@
+"""Stored runs over the commits of a user's repository."""
