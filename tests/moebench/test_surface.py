@@ -63,7 +63,10 @@ OPTIONS = {
         "--alphas", "--prompts", "--new-tokens", "--calibrate-texts", "--seed", "--jobs",
         "--data-dir", "--store", "--json",
     },
-    "check": {"--file", "--references", "--update", "--jobs", "--data-dir", "--json"},
+    "check": {
+        "--file", "--references", "--update", "--jobs", "--junit", "--markdown", "--data-dir",
+        "--json",
+    },
     "timeline": {"--out", "--store"},
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
