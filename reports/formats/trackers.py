@@ -28,10 +28,10 @@ Step = Callable[[int, int], None]
 #: Names of figures that would be confused with an option of a run.
 _NAMES = {"cache_ratio": "hit_ratio", "cache_ratio_begun": "hit_ratio_begun"}
 
-#: The experiment in MLflow, unless MLFLOW_EXPERIMENT_NAME names another one.
+#: The experiment in MLflow, unless MLFLOW_EXPERIMENT_NAME names another one; begins tags, too.
 EXPERIMENT = "moebench"
 #: Tags of MLflow: moebench's run id, and a hash of all that was exported.
-RUN_ID, CONTENT = "moebench.run_id", "moebench.content"
+RUN_ID, CONTENT = f"{EXPERIMENT}.run_id", f"{EXPERIMENT}.content"
 #: Most parameters or tags of a request, and most characters of a key, a parameter and a tag.
 BATCH, KEY, PARAMETER, TAG = 100, 250, 6000, 5000
 #: Tags of Weights & Biases, which are texts without a key, and their most characters.
@@ -143,8 +143,9 @@ def write_wandb(runs: Sequence[TrackedRun], project: str, step: Step) -> Path | 
     entity, _, name = project.rpartition("/")
     # Only what is stored is sent: this process, its computer and its folder made none of the runs.
     settings = wandb.Settings(
-        console="off", silent=True, save_code=False, disable_git=True, x_disable_stats=True,
-        x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
+        console="off", silent=True, host="moebench", save_code=False, disable_git=True,
+        x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
+        x_save_requirements=False,
     )  # fmt: skip
     folder = None
     with _in_one_line("--wandb", project, wandb.errors.Error):
@@ -227,7 +228,7 @@ def _to_mlflow(client: Any, experiment: str, one: TrackedRun) -> bool:
     # A parameter cannot be changed.
     params = {_key(key): text[:PARAMETER] for key, text in fields(one.config).items() if text}
     new = [Param(key, text) for key, text in params.items() if key not in run.data.params]
-    tags = {f"moebench.{key}": text for key, text in one.tags.items()}
+    tags = {f"{EXPERIMENT}.{key}": text for key, text in one.tags.items()}
     if "commit" in one.tags:
         tags["mlflow.source.git.commit"] = one.tags["commit"]
     run_id = run.info.run_id

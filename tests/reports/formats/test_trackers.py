@@ -184,6 +184,7 @@ def test_wandb_gets_each_run_once_under_its_own_id() -> None:
     one = first["3fa9c04be712"]
     assert (one["entity"], one["project"], one["name"]) == ("me", "moe", "smoe S3 gsm8k")
     assert set(one["tags"]) == {"simulated", "estimate", "smoe", "S3", "gsm8k", "0123456789abcdef"}
+    assert one["host"] == "moebench", "not this computer's name"
     assert one["config"]["spec"]["system"] == "smoe"
     assert one["config"]["moebench"]["run_id"] == "3fa9c04be712"
     (expected,) = tracked([run()])
