@@ -161,6 +161,7 @@ def write_wandb(runs: Sequence[TrackedRun], project: str, step: Step) -> Path | 
                 # A step that an earlier export logged is not changed by a second one.
                 open_run.summary.update(one.metrics)
                 folder = Path(open_run.dir).parents[1] if open_run.offline else None
+        wandb.teardown()  # Its process may still be writing files of finished runs.
     step(len(runs), len(runs))
     return folder
 
