@@ -92,7 +92,7 @@ $(VENV)/native: $(VENV)/installed | libaio
 	@touch $@
 
 $(VENV)/trackers: $(VENV)/installed
-	@$(call install,$(VENV),installing wandb and mlflow,-c constraints.txt -e ".[wandb,mlflow]")
+	@$(call install,$(VENV),installing wandb and mlflow,-c constraints.txt -e ".[wandb]" -e ".[mlflow]")
 	@touch $@
 
 $(OPENCOMPASS)/installed: constraints-opencompass.txt
