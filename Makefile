@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 SEED ?= 1
 COUNT ?= 150
 
-.PHONY: run test test-native fuzz faults mutants native opencompass check lint format bench browser libaio clean
+.PHONY: run test test-native test-trackers fuzz faults mutants native opencompass check lint format bench browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -35,6 +35,11 @@ native: $(VENV)/native
 test-native: native
 	MOEBENCH_REQUIRE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile \
 	  tests/harness/native tests/systems/native
+
+# The experiment trackers that `moebench report` exports to, of 192 MB in 38 packages, and their tests,
+# none of which may be skipped.
+test-trackers: $(VENV)/trackers
+	MOEBENCH_REQUIRE=1 $(BIN)/python -m pytest tests/reports/formats/test_trackers.py
 
 # OpenCompass, which needs other versions than ours, in an environment of its own, and its test.
 opencompass: $(VENV)/installed $(OPENCOMPASS)/installed
@@ -84,6 +89,10 @@ $(VENV)/native: $(VENV)/installed | libaio
 	@export CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc); \
 	  $(call install,$(VENV),compiling llama.cpp and DeepSpeed: about 25 minutes of a core,-c constraints.txt -e ".[native]")
 	@$(BIN)/python -m moebench.systems.native.operators
+	@touch $@
+
+$(VENV)/trackers: $(VENV)/installed
+	@$(call install,$(VENV),installing wandb and mlflow,-c constraints.txt -e ".[wandb]" -e ".[mlflow]")
 	@touch $@
 
 $(OPENCOMPASS)/installed: constraints-opencompass.txt

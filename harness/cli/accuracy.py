@@ -72,6 +72,12 @@ def check(
     jobs: Annotated[
         int, option("Number of worker processes; 0 runs in this one.", min=0)
     ] = os.cpu_count() or 1,
+    junit: Annotated[
+        Path | None, option("File to write the verdicts to as JUnit XML, for test reports.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, option("File to write what moved to as Markdown, for a pull request.")
+    ] = None,
     data_dir: DATA_DIR = None,
     json: JSON = False,
 ) -> None:
@@ -80,13 +86,19 @@ def check(
     Exit code: 0 pass, 1 regressed, 3 not measured, 4 improved: --update accepts it.
     """
     from moebench.harness.arguments import find_data_dir
-    from moebench.harness.guard.check import check_command, own
+    from moebench.harness.guard.check import REFERENCES, check_command, own
+    from moebench.harness.guard.outputs import Files
 
     if (file is None) != (references is None):
         raise typer.BadParameter("--file FILE.yaml and --references DIR go together")
-    folder = find_data_dir(data_dir)
+    if update and (junit or markdown):
+        raise typer.BadParameter("--update judges nothing: leave out --junit and --markdown")
+    folder, files = find_data_dir(data_dir), Files(junit, markdown)
     if file is None or references is None:
         if folder is not None:
             raise typer.BadParameter("--data-dir is for cells of your own: give --file FILE.yaml")
-        raise typer.Exit(check_command(update, jobs, json))
-    raise typer.Exit(check_command(update, jobs, json, own(file, references, folder)))
+        files.require([REFERENCES])
+        raise typer.Exit(check_command(update, jobs, json, files=files))
+    guarded = own(file, references, folder)
+    files.require([file, guarded.references])
+    raise typer.Exit(check_command(update, jobs, json, guarded, files))

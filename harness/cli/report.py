@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +37,12 @@ def report(
     figures: Annotated[Path | None, option("Folder for the figures as SVG and PDF.")] = None,
     markdown: Annotated[bool, option("Print Markdown.", "--markdown")] = False,
     intervals: Annotated[bool, option("Print 95 % intervals after means.", "--intervals")] = False,
+    wandb: Annotated[
+        str | None, option("Project of Weights & Biases to export the runs to.", metavar="PROJECT")
+    ] = None,
+    mlflow: Annotated[
+        str | None, option("MLflow server or store to export the runs to.", metavar="URI")
+    ] = None,
     accuracy: Annotated[
         Path | None,
         option("Table of moebench accuracy [alpha.csv of the store, else the shipped one]."),
@@ -59,19 +65,14 @@ def report(
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Show comparisons, accuracy and single runs, or write them as HTML, CSV, LaTeX or figures."""
+    """Show comparisons, accuracy and single runs, write them as files, or export the runs."""
     from moebench.harness.api.compare import stated
-    from moebench.harness.arguments import require_file, require_folder
     from moebench.harness.cli.history import over_commits, print_history
     from moebench.reports.report import report as all_tables
     from moebench.results.store import Store
     from moebench.results.store_hints import no_runs
 
-    if html is not None:
-        require_file("--html", html)
-    for name, folder in (("--csv", csv), ("--latex", latex), ("--figures", figures)):
-        if folder is not None:
-            require_folder(name, folder)
+    _require_outputs(html, {"--csv": csv, "--latex": latex, "--figures": figures}, wandb, mlflow)
     opened = Store(store)
     runs, failed = opened.runs(brief=not json), opened.cells("failed")
     console.say_left_out(opened)
@@ -88,7 +89,9 @@ def report(
         _write_tables(csv, latex, tables(brief=True), runs, views, failed, history)
     if figures is not None:
         _write_figures(figures, opened, runs, views, history)
-    if json or markdown or not (html or csv or latex or figures):
+    if wandb is not None or mlflow is not None:
+        _export(runs, wandb, mlflow)
+    if json or markdown or not (html or csv or latex or figures or wandb or mlflow):
         if history is not None:
             print_history(history, json, markdown)
         else:
@@ -107,6 +110,24 @@ def _show(
         _print(tables(brief=True), len(runs))
     else:
         _pipe(runs, failed)
+
+
+def _require_outputs(
+    html: Path | None, folders: Mapping[str, Path | None], project: str | None, uri: str | None
+) -> None:
+    """Refuse outputs that cannot be written, and trackers whose packages are not installed."""
+    from moebench.harness.arguments import require_file, require_folder
+    from moebench.reports.formats.trackers import require_tracker
+
+    if html is not None:
+        require_file("--html", html)
+    for name, folder in folders.items():
+        if folder is not None:
+            require_folder(name, folder)
+    if project is not None:
+        require_tracker("--wandb", "wandb")
+    if uri is not None:
+        require_tracker("--mlflow", "mlflow", "mlflow-skinny")
 
 
 def _accuracy(table: Path | None, store: Path) -> list["View"]:
@@ -192,6 +213,29 @@ def _write_figures(
     drawn = static_figures(whole, beside, views, curves, store.timelines(ids), stated())
     written = write_figures([*drawn, *history_figures(history)], directory)
     console.say(f"{len(written)} figures in {directory}")
+
+
+def _export(runs: Runs, project: str | None, uri: str | None) -> None:
+    """Export runs to trackers; those of versions that wrote other fields are left out."""
+    from moebench.reports.formats.trackers import tracked, write_mlflow, write_wandb
+
+    found = tracked(runs)
+    if project is not None:
+        with console.progress("wandb") as step:
+            folder = write_wandb(found, project, step)
+        then = (
+            ""
+            if folder is None
+            else f"; send them: wandb sync {os.path.relpath(folder)}/offline-run-*"
+        )
+        console.say(f"{len(found)} runs in {project} of Weights & Biases{then}")
+    if uri is not None:
+        with console.progress("mlflow") as step:
+            changed = write_mlflow(found, uri, step)
+        console.say(f"{len(found)} runs in {uri}, {changed} of them new or changed")
+    if len(found) < len(runs):
+        left = len(runs) - len(found)
+        console.say(f"note: {left} of {len(runs)} runs lack fields and were not exported")
 
 
 def _print_markdown(found: "Report") -> None:

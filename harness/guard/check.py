@@ -7,9 +7,9 @@ compares answers example by example, `latency` latencies of the simulated machin
 """
 
 import json
-import os
 import shlex
 import tempfile
+import time
 from collections.abc import Mapping
 from functools import cache
 from itertools import product
@@ -21,6 +21,7 @@ import yaml
 from moebench.harness import console
 from moebench.harness.arguments import require_writable
 from moebench.harness.guard.latency import NOTHING_COMPUTED, compare_latencies, latency
+from moebench.harness.guard.outputs import Files, Outcome
 from moebench.harness.guard.references import read_references
 from moebench.harness.guard.verdicts import UPDATE, Finding, Verdict, compare, difference
 from moebench.harness.run.repeat import shortest
@@ -28,8 +29,10 @@ from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import run_all
 from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.harness.sweep.worker import Document
+from moebench.reports.sections.runs import fields
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
+from moebench.substrate.files import write_text
 from moebench.substrate.models.catalogue import scale_path, ships
 
 SUBSET = Path(__file__).parents[1] / "catalogue" / "check.yaml"
@@ -133,16 +136,22 @@ def _cell(document: Document, arithmetic: str | dict[str, str]) -> dict[str, Any
 # ----------------------------------------------------------------------------- the command
 
 
-def check_command(update: bool, jobs: int, as_json: bool, guarded: Guarded | None = None) -> int:
+def check_command(
+    update: bool,
+    jobs: int,
+    as_json: bool,
+    guarded: Guarded | None = None,
+    files: Files | None = None,
+) -> int:
     """Recompute the cells, compare them, print the verdicts and return the exit code."""
-    guarded = guarded or Guarded(subset())
+    guarded, begun = guarded or Guarded(subset()), time.monotonic()
     known = read_references(guarded.references, guarded.update)
     if update:
         require_writable(guarded.references.parent, "--references")
     now = measure(jobs, guarded)
     models = _golden(guarded)
     if update:
-        _write(guarded.references, now)
+        write_text(guarded.references, json.dumps(now, indent=1, sort_keys=True) + "\n")
         _say_changes(now, known)
         if guarded.references == REFERENCES and any(f.verdict != Verdict.PASS for f in models):
             _accept_models(models)
@@ -156,7 +165,25 @@ def check_command(update: bool, jobs: int, as_json: bool, guarded: Guarded | Non
         rows = [[f.cell, f.verdict.value, f.reason] for f in findings]
         console.table("check", ["cell", "verdict", "reason"], rows)
         console.say(f"check: {gravest.value}")
+    if files is not None:
+        files.write(
+            Outcome(
+                guarded.references.stem, findings, _conditions(guarded.specs, now), now, known,
+                guarded.update, time.monotonic() - begun,
+            )
+        )  # fmt: skip
     return EXIT_CODES[gravest]
+
+
+def _conditions(specs: Mapping[str, RunSpec], now: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return each cell's options, and the hashes of what it read, as text."""
+    found = {}
+    for name, spec in specs.items():
+        hashes = {key: now[name][key] for key in ("data_hash", "weights_hash")}
+        hashes |= {"profile_hash": (now[name]["latency"] or {}).get("profile_hash")}
+        every = fields(spec.model_dump()) | fields(hashes)
+        found[name] = {key: text for key, text in every.items() if text}
+    return found
 
 
 def _golden(guarded: Guarded) -> list[Finding]:
@@ -176,13 +203,6 @@ def _accept_models(findings: list[Finding]) -> None:
     for one in findings:
         console.say(f"{one.cell}: {one.reason}")
     write_golden()
-
-
-def _write(path: Path, cells: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half_written = path.with_suffix(".partial")
-    half_written.write_text(json.dumps(cells, indent=1, sort_keys=True) + "\n")
-    os.replace(half_written, path)
 
 
 def _say_changes(now: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -141,7 +141,8 @@ def _judge(name: str, path: Path) -> Finding:
         f"{TOLERANCE_FP64:.0e} and {TOLERANCE_FP32:.0e}), {rerouted} of {golden.size} choices of "
         "experts differ"
     )
-    return Finding(f"{name}: model", Verdict.PASS if within else Verdict.REGRESSED, said)
+    verdict = Verdict.PASS if within else Verdict.REGRESSED
+    return Finding(f"{name}: model", verdict, said, "model")
 
 
 def _farthest(now: np.ndarray, golden: np.ndarray) -> float:

@@ -58,21 +58,19 @@ def _judge(name: str, now: Cell, reference: Cell, twin: str | None) -> Finding:
     new, old = now["latency"], reference["latency"]
     moved = [key for key in FIGURES if new[key] != old[key]]
     if not moved:
-        return Finding(name, Verdict.PASS, "equal to the last bit")
+        return Finding(name, Verdict.PASS, "equal to the last bit", "latency")
     said = ", ".join(f"{key} {_text(old[key])} -> {_text(new[key])} ms" for key in moved)
     if new["profile_hash"] != old["profile_hash"]:
         said += "; the machine's profile is another one"
     if now["arithmetic"] != reference["arithmetic"]:
         said += "; sums round differently here, which may flip a choice of experts"
         if twin is not None:
-            return Finding(name, Verdict.PASS, f"{said}; judged by {twin}")
-        return Finding(
-            name, Verdict.NOT_MEASURED,
-            f"{said}; add the same cell with routing: drawn or a trace, whose latency is exact",
-        )  # fmt: skip
+            return Finding(name, Verdict.PASS, f"{said}; judged by {twin}", "latency")
+        said += "; add the same cell with routing: drawn or a trace, whose latency is exact"
+        return Finding(name, Verdict.NOT_MEASURED, said, "latency")
     shares = [_share(new[key], old[key]) for key in moved]
     verdict = Verdict.REGRESSED if max(shares) > 0 else Verdict.IMPROVED
-    return Finding(name, verdict, said)
+    return Finding(name, verdict, said, "latency")
 
 
 def _share(new: float | None, old: float | None) -> float:

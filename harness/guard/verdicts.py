@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 UPDATE = "moebench check --update"
 
@@ -40,6 +40,8 @@ MOVED_BY_ROUNDING = 0.02
 
 #: A cell's ``accuracy`` as `moebench run` documents it.
 Accuracy = Mapping[str, Any]
+#: What of a cell is compared.
+Check = Literal["answers", "latency", "model"]
 #: The same cell now, and when it was last accepted.
 Pair = tuple[Accuracy, Accuracy]
 
@@ -55,11 +57,21 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A cell's verdict with its reason."""
+    """A cell's verdict with its reason.
+
+    Attributes:
+        cell: the cell's name; for a latency or a scale model, `check` follows it.
+    """
 
     cell: str
     verdict: Verdict
     reason: str
+    check: Check = "answers"
+
+    @property
+    def name(self) -> str:
+        """Name of the cell or scale model alone."""
+        return self.cell if self.check == "answers" else self.cell.removesuffix(f": {self.check}")
 
 
 def compare(

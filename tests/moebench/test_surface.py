@@ -50,7 +50,7 @@ OPTIONS = {
     },
     "report": {
         "--html", "--csv", "--latex", "--figures", "--markdown", "--intervals", "--accuracy",
-        "--claims", "--since", "--metric", "--store", "--json",
+        "--claims", "--since", "--metric", "--store", "--json", "--wandb", "--mlflow",
     },
     "show": {"--store", "--json"},
     "rm": {"--store"},
@@ -66,7 +66,10 @@ OPTIONS = {
         "--alphas", "--prompts", "--new-tokens", "--calibrate-texts", "--seed", "--jobs",
         "--data-dir", "--store", "--json",
     },
-    "check": {"--file", "--references", "--update", "--jobs", "--data-dir", "--json"},
+    "check": {
+        "--file", "--references", "--update", "--jobs", "--junit", "--markdown", "--data-dir",
+        "--json",
+    },
     "timeline": {"--out", "--store"},
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {

@@ -155,6 +155,7 @@ def test_dig_goes_through_nothing() -> None:
     [
         "moebench.reports.page.page",
         "moebench.reports.formats.csv",
+        "moebench.reports.formats.trackers",
         "moebench.results.accuracy_table",
         "moebench.results.store",
     ],

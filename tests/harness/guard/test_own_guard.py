@@ -167,24 +167,36 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_commands_of_the_ci_examples_do_what_the_document_says(here: Path) -> None:
-    plan, github, gitlab = blocks("yaml")
+    plan, _, gitlab = blocks("yaml")
     (here / "my-check.yaml").write_text(plan)
-    steps = yaml.safe_load(github)["jobs"]["check"]["steps"]
-    commands = [step["run"] for step in steps if "run" in step]
     job = yaml.safe_load(gitlab)["moebench"]
-    assert commands == job["before_script"] + job["script"]
-    assert job["artifacts"]["paths"] == [steps[-1]["with"]["path"]]
-    *installs, check = commands
-    assert all(line.startswith("pip install ") for line in installs)
-    line, _, file = check.partition(" > ")
-    assert file == steps[-1]["with"]["path"]
-    (shown,) = blocks("bash")
+    assert all(line.startswith("pip install ") for line in job["before_script"])
+    (check,) = job["script"]
+    shown, files = blocks("bash")
     update, again = (shlex.split(text, comments=True)[1:] for text in shown.splitlines())
-    words = shlex.split(line)[1:]
-    assert words == [*again, "--json"]
+    assert check == files.strip()
+    words = [*shlex.split(check)[1:], "--json"]
+    assert words[: len(again)] == again
     assert call(*words, "--jobs", "0").code == 3
     assert call(*update, "--jobs", "0").code == 0
     done = call(*words, "--jobs", "0")
     assert done.code == 0
     assert set(verdicts(done).values()) == {"pass"}
     assert (here / "references" / "my-check.json").exists()
+    assert {*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]} == {
+        path.name for path in here.iterdir() if path.suffix in (".md", ".xml")
+    }
+
+
+def test_the_github_example_gives_the_action_inputs_that_it_has() -> None:
+    """`tests/moebench/test_action.py` runs the action's scripts."""
+    _, github, _ = blocks("yaml")
+    action = ".github/actions/moebench-check"
+    inputs = yaml.safe_load((DOCUMENT.parents[1] / action / "action.yml").read_text())["inputs"]
+    workflow = yaml.safe_load(github)
+    *_, step = workflow["jobs"]["check"]["steps"]
+    assert re.fullmatch(rf"OWNER/moebench/{re.escape(action)}@main", step["uses"])
+    assert step["with"].keys() <= inputs.keys()
+    assert workflow["permissions"] == {"contents": "read", "pull-requests": "write"}
+    described = re.findall(r"^\| `([\w-]+)` \|", DOCUMENT.read_text(), re.MULTILINE)
+    assert described == [*inputs]
