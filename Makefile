@@ -5,10 +5,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OPENCOMPASS := .venv-opencompass
+DOCS := .venv-docs
+LOCK := build/lock
 # Installs into an environment: $(call install,its folder,what is said,packages and options).  What pip
 # says goes to a file, which is named if it fails.
 install = echo "$(2)" && { $(1)/bin/python -m pip install --disable-pip-version-check $(3) \
   >> $(1)/install.log 2>&1 || { tail -n 20 $(1)/install.log; echo "failed; see $(1)/install.log"; exit 1; }; }
+# Options of pip for a lock: each file must have a listed hash, and nothing else is fetched, tools that
+# build a package included.
+hashed := --require-hashes --no-deps --no-build-isolation
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
@@ -16,7 +21,8 @@ export OMP_NUM_THREADS ?= 1
 SEED ?= 1
 COUNT ?= 150
 
-.PHONY: run test test-native test-trackers fuzz faults mutants native opencompass check lint format bench browser libaio clean
+.PHONY: run test test-native test-trackers fuzz faults mutants native opencompass check lint format \
+  bench docs lock browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -78,11 +84,48 @@ format: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.decode
 
-# torch first and pinned, so that the CPU build is taken where a machine offers one.
-$(VENV)/installed: pyproject.toml constraints.txt
+# The documentation as web pages, in build/site.  A broken link or anchor makes it fail.
+docs: $(DOCS)/installed
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+	@echo "wrote build/site/index.html; to search it: python3 -m http.server --directory build/site"
+
+# Writes the locks again, after pyproject.toml or constraints.txt has changed: the versions of
+# constraints.txt, with the hashes of every file that the package index has of them.  torch is left
+# out (docs/decisions.md), so the packages that its CPU build needs are named.  libcachesim has no
+# wheels for other processors and versions, and does not compile without glib: its test is skipped there.
+lock: $(LOCK)/bin/uv
+	@printf '%s\n' 'torch; python_version < "3"' \
+	  'libcachesim; platform_machine == "x86_64" and python_version < "3.14"' > $(LOCK)/overrides.txt
+	printf '%s\n' networkx setuptools sympy \
+	  | $(compile) --override $(LOCK)/overrides.txt --extra dev pyproject.toml - -o requirements.lock
+	$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*project["optional-dependencies"]["docs"], sep="\n")' | $(compile) - -o requirements-docs.lock
+
+compile = $(LOCK)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-annotate --custom-compile-command "make lock" -c constraints.txt
+
+$(LOCK)/bin/uv: constraints.txt
+	@$(PYTHON) -m venv $(LOCK)
+	@$(call install,$(LOCK),installing uv,-c constraints.txt uv)
+	@touch $@
+
+# setuptools first: it builds the packages that have no wheel.  torch after the packages that it
+# shares with moebench, so that only itself and CUDA's packages come without a hash; no index is named,
+# so that the CPU build is taken where a machine offers one.  At the end, pip finds what a lock lacks.
+$(VENV)/installed: pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(call install,$(VENV),installing PyTorch,"torch==$$(sed -n 's/^torch==//p' constraints.txt)")
-	@$(call install,$(VENV),installing moebench and what its tests need,-c constraints.txt -e ".[dev]")
+	@sed -n '/^setuptools==/,/[^\]$$/p' requirements.lock > $(VENV)/setuptools.lock
+	@$(call install,$(VENV),installing setuptools,$(hashed) -r $(VENV)/setuptools.lock)
+	@$(call install,$(VENV),installing the packages of requirements.lock,$(hashed) -r requirements.lock)
+	@$(call install,$(VENV),installing PyTorch,-c constraints.txt torch)
+	@$(call install,$(VENV),installing moebench,--no-deps --no-build-isolation -e .)
+	@$(BIN)/python -m pip check
+	@touch $@
+
+$(DOCS)/installed: requirements-docs.lock
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(call install,$(DOCS),installing MkDocs,$(hashed) -r requirements-docs.lock)
+	@$(DOCS)/bin/python -m pip check
 	@touch $@
 
 $(VENV)/native: $(VENV)/installed | libaio
@@ -118,4 +161,4 @@ browser:
 	  || echo "no Chromium: the report's browser test will be skipped"
 
 clean:
-	rm -rf $(VENV) $(OPENCOMPASS) build *.egg-info report.html
+	rm -rf $(VENV) $(OPENCOMPASS) $(DOCS) build *.egg-info report.html

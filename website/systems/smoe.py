@@ -1,0 +1,1 @@
+../../systems/smoe.py
