@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 SEED ?= 1
 COUNT ?= 150
 
-.PHONY: run test test-native fuzz faults mutants native opencompass check lint format bench browser libaio clean
+.PHONY: run test wheels test-native fuzz faults mutants native opencompass check lint format bench browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -26,6 +26,13 @@ run: $(VENV)/installed
 # packages that must be compiled are skipped where these are not installed: `make test-native`.
 test: $(VENV)/installed browser
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+
+# The two wheels of a release, in dist/, and their test: moebench itself, and the scale models' weights.
+wheels: $(VENV)/installed
+	rm -rf dist build packages/weights/build
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist . ./packages/weights
+	MOEBENCH_WHEELS=dist MOEBENCH_REQUIRE=1 $(BIN)/python -m pytest -n0 tests/moebench/test_wheel.py
+	@ls -l dist
 
 # Accelerate, DeepSpeed and llama.cpp, which run beside our systems: once, about 25 minutes of a
 # core, most of it compilers'.
@@ -74,7 +81,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.decode
 
 # torch first and pinned, so that the CPU build is taken where a machine offers one.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml dependencies.txt constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(call install,$(VENV),installing PyTorch,"torch==$$(sed -n 's/^torch==//p' constraints.txt)")
 	@$(call install,$(VENV),installing moebench and what its tests need,-c constraints.txt -e ".[dev]")
@@ -109,4 +116,4 @@ browser:
 	  || echo "no Chromium: the report's browser test will be skipped"
 
 clean:
-	rm -rf $(VENV) $(OPENCOMPASS) build *.egg-info report.html
+	rm -rf $(VENV) $(OPENCOMPASS) build dist *.egg-info packages/weights/build report.html

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from moebench.harness.extras import EXTRAS, install_errors, require
 from moebench.harness.native import run as native
 from moebench.harness.run import execute
 from moebench.harness.run.live import LiveSession
@@ -14,10 +15,12 @@ from moebench.results.samples import TokenSample, samples_of_run
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
 from moebench.substrate.engine.records import Generation
+from moebench.workloads.catalogue import workload
 
 Progress = Callable[[int, int], None]
 
 
+@install_errors()
 def prepare(spec: RunSpec, data_dir: Path | None) -> Prepared:
     """Open the inputs of a run (weights and prompts, or a trace) and build its system.
 
@@ -26,7 +29,14 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Prepared:
 
     Raises MoeBenchError: one line that says what, where and what is allowed.
     """
-    return native.prepare(spec, data_dir) if spec.native else execute.prepare(spec, data_dir)
+    if spec.scoring == "generation" and workload(spec.workload).metric == "rouge":
+        require("rouge_score", f"--workload {spec.workload}")  # before anything is computed
+    if not spec.native:
+        return execute.prepare(spec, data_dir)
+    session = native.prepare(spec, data_dir)
+    for module in EXTRAS.keys() & {*session.system.libraries}:
+        require(module, f"--system {spec.system}")
+    return session
 
 
 @contextmanager
@@ -39,6 +49,7 @@ def opened(spec: RunSpec, data_dir: Path | None) -> Iterator[Prepared]:
         session.close()
 
 
+@install_errors()
 def run(
     session: Prepared, scratch: Path, progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,

@@ -82,9 +82,8 @@ def _packages() -> Checked:
     """Check every required package; optional packages may be absent."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
-    needed = [
-        [*re.split(r"[^\w.-]", line, maxsplit=1), line] for line in requires("moebench") or []
-    ]
+    lines = [line for line in requires("moebench") or [] if not line.startswith("moebench[")]
+    needed = [[*re.split(r"[^\w.-]", line, maxsplit=1), line] for line in lines]
     found: dict[str, str] = {}
     missing = []
     for name, *rest in needed:

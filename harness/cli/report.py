@@ -48,16 +48,11 @@ def report(
     json: JSON = False,
 ) -> None:
     """Show comparisons, accuracy and single runs, or write them as HTML, CSV, LaTeX or figures."""
-    from moebench.harness.arguments import require_file, require_folder
     from moebench.reports.report import report as all_tables
     from moebench.results.store import Store
     from moebench.results.store_hints import no_runs
 
-    if html is not None:
-        require_file("--html", html)
-    for name, folder in (("--csv", csv), ("--latex", latex), ("--figures", figures)):
-        if folder is not None:
-            require_folder(name, folder)
+    _check_outputs(html, csv, latex, figures)
     opened = Store(store)
     runs, failed = opened.runs(brief=not json), opened.cells("failed")
     console.say_left_out(opened)
@@ -82,6 +77,23 @@ def report(
             _print(tables(brief=True), len(runs))
         else:
             _pipe(runs, failed)
+
+
+def _check_outputs(
+    html: Path | None, csv: Path | None, latex: Path | None, figures: Path | None
+) -> None:
+    """Refuse files and folders that cannot be written, and charts without the package for them."""
+    from moebench.harness.arguments import require_file, require_folder
+    from moebench.harness.extras import require
+
+    for name, drawn in (("--html", html), ("--figures", figures)):
+        if drawn is not None:
+            require("vl_convert", name)
+    if html is not None:
+        require_file("--html", html)
+    for name, folder in (("--csv", csv), ("--latex", latex), ("--figures", figures)):
+        if folder is not None:
+            require_folder(name, folder)
 
 
 def _accuracy(table: Path | None, store: Path) -> list["View"]:
