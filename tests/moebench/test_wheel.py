@@ -153,12 +153,23 @@ core_backend.build_editable(built)
 """
 
 
-def test_an_editable_install_requires_no_weights(source: Path, tmp_path: Path) -> None:
-    for name in ("metadata", "built"):
-        (tmp_path / name).mkdir()
-    _run(sys.executable, "-c", EDITABLE, tmp_path / "metadata", tmp_path / "built", cwd=source)
-    (written,), (built,) = tmp_path.glob("metadata/*/METADATA"), tmp_path.glob("built/*.whl")
-    for found in (Parser().parsestr(written.read_text()), _metadata(built)):
+class Editable(NamedTuple):
+    """Metadata of an editable install, and the wheel that installs it."""
+
+    metadata: Path
+    wheel: Path
+
+
+@pytest.fixture(scope="module")
+def editable(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Editable:
+    metadata, built = tmp_path_factory.mktemp("metadata"), tmp_path_factory.mktemp("editable")
+    _run(sys.executable, "-c", EDITABLE, metadata, built, cwd=source)
+    (written,), (wheel,) = metadata.glob("*/METADATA"), built.glob("*.whl")
+    return Editable(written, wheel)
+
+
+def test_an_editable_install_requires_no_weights(editable: Editable) -> None:
+    for found in (Parser().parsestr(editable.metadata.read_text()), _metadata(editable.wheel)):
         needed = [re.split(r"[^\w-]", line)[0] for line in found.get_all("Requires-Dist", [])]
         assert "torch" in needed
         assert "moebench-weights" not in needed
@@ -213,3 +224,19 @@ def test_installed_wheels_run_next_to_packages_of_equal_names(
     install(wheels.weights)
     assert "TPOT" in _run(*moebench, *job, cwd=work)
     assert "1 runs in" in _try(*moebench, "report", "--html", "report.html", cwd=work).stderr
+
+
+def test_weights_that_hide_an_editable_install_are_one_line(
+    wheels: Wheels, editable: Editable, environment: tuple[Path, Install], tmp_path: Path
+) -> None:
+    python, install = environment
+    install(editable.wheel)
+    command = python.parent / "moebench"
+    assert "smoe" in _run(command, "list", "systems", cwd=tmp_path)
+    install(wheels.weights)
+    hidden = _try(command, "list", "systems", cwd=tmp_path)
+    assert (hidden.returncode, hidden.stdout, hidden.stderr) == (
+        2, "",
+        "moebench: the installed moebench-weights hide this checkout, which has its own; type: "
+        "pip uninstall moebench-weights\n",
+    )  # fmt: skip
