@@ -68,15 +68,21 @@ def install_errors() -> Iterator[None]:
             require(module)
         raise
     except CheckpointError as error:
-        _require_weights(error)
+        from moebench.substrate.models.catalogue import SCALE
+
+        if str(SCALE) in str(error):
+            require_weights()
         raise
 
 
-def _require_weights(error: CheckpointError) -> None:
-    """Raise a UsageError if an error is about scale models whose weights are not installed."""
+def require_weights() -> None:
+    """Refuse to go on without the weights of the scale models that ship.
+
+    Raises UsageError: they are not installed; names the command that installs them.
+    """
     from moebench.substrate.models.catalogue import SCALE, ships
 
-    if ships() and str(SCALE) in str(error) and not any(SCALE.glob("*/model.safetensors")):
+    if ships() and not any(SCALE.glob("*/model.safetensors")):
         raise UsageError(
             f"the weights of the scale models are not installed; type: pip install {WEIGHTS}"
-        ) from error
+        )

@@ -220,8 +220,11 @@ def test_installed_wheels_run_next_to_packages_of_equal_names(
         "moebench: the weights of the scale models are not installed; type: "
         "pip install moebench-weights",
     )
-    assert "missing: moebench-weights" in _try(*moebench, "doctor", cwd=work).stdout
+    doctor = _try(*moebench, "doctor", cwd=work)
+    assert (doctor.returncode, doctor.stdout.count("BROKEN")) == (1, 1)
+    assert "scale models\tBROKEN\tthe weights of the scale models are not" in doctor.stdout
     install(wheels.weights)
+    assert "BROKEN" not in _run(*moebench, "doctor", cwd=work)
     assert "TPOT" in _run(*moebench, *job, cwd=work)
     assert "1 runs in" in _try(*moebench, "report", "--html", "report.html", cwd=work).stderr
 
