@@ -21,8 +21,8 @@ export OMP_NUM_THREADS ?= 1
 SEED ?= 1
 COUNT ?= 150
 
-.PHONY: run test test-native test-trackers fuzz faults mutants native opencompass check lint format \
-  bench docs lock browser libaio clean
+.PHONY: run test wheels test-native test-trackers fuzz faults mutants native opencompass check lint \
+  format bench docs lock browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -32,6 +32,13 @@ run: $(VENV)/installed
 # packages that must be compiled are skipped where these are not installed: `make test-native`.
 test: $(VENV)/installed browser
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+
+# The two wheels of a release, in dist/, and their test: moebench itself, and the scale models' weights.
+wheels: $(VENV)/installed
+	rm -rf dist build packages/weights/build
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist . ./packages/weights
+	MOEBENCH_WHEELS=dist MOEBENCH_REQUIRE=1 $(BIN)/python -m pytest -n0 tests/moebench/test_wheel.py
+	@ls -l dist
 
 # Accelerate, DeepSpeed and llama.cpp, which run beside our systems: once, about 25 minutes of a
 # core, most of it compilers'.
@@ -91,10 +98,11 @@ docs: $(DOCS)/installed
 
 # Writes the locks again, after pyproject.toml or constraints.txt has changed: the versions of
 # constraints.txt, with the hashes of every file that the package index has of them.  torch is left
-# out (docs/decisions.md), so the packages that its CPU build needs are named.  libcachesim has no
+# out (docs/decisions.md), so the packages that its CPU build needs are named; so are the weights,
+# which an editable install does not need.  libcachesim has no
 # wheels for other processors and versions, and does not compile without glib: its test is skipped there.
 lock: $(LOCK)/bin/uv
-	@printf '%s\n' 'torch; python_version < "3"' \
+	@printf '%s\n' 'torch; python_version < "3"' 'moebench-weights; python_version < "3"' \
 	  'libcachesim; platform_machine == "x86_64" and python_version < "3.14"' > $(LOCK)/overrides.txt
 	printf '%s\n' networkx setuptools sympy \
 	  | $(compile) --override $(LOCK)/overrides.txt --extra dev pyproject.toml - -o requirements.lock
@@ -112,7 +120,7 @@ $(LOCK)/bin/uv: constraints.txt
 # setuptools first: it builds the packages that have no wheel.  torch after the packages that it
 # shares with moebench, so that only itself and CUDA's packages come without a hash; no index is named,
 # so that the CPU build is taken where a machine offers one.  At the end, pip finds what a lock lacks.
-$(VENV)/installed: pyproject.toml constraints.txt requirements.lock
+$(VENV)/installed: pyproject.toml dependencies.txt constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@sed -n '/^setuptools==/,/[^\]$$/p' requirements.lock > $(VENV)/setuptools.lock
 	@$(call install,$(VENV),installing setuptools,$(hashed) -r $(VENV)/setuptools.lock)
@@ -161,4 +169,4 @@ browser:
 	  || echo "no Chromium: the report's browser test will be skipped"
 
 clean:
-	rm -rf $(VENV) $(OPENCOMPASS) $(DOCS) build *.egg-info report.html
+	rm -rf $(VENV) $(OPENCOMPASS) $(DOCS) build dist *.egg-info packages/weights/build report.html

@@ -4,16 +4,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from moebench.harness.extras import EXTRAS, install_errors, require
 from moebench.harness.native import run as native
 from moebench.harness.run import execute
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.replay import ReplaySession
 from moebench.harness.run.session import Outcome, Prepared
 from moebench.results.spec import RunSpec
+from moebench.workloads.catalogue import workload
 
 Progress = Callable[[int, int], None]
 
 
+@install_errors()
 def prepare(spec: RunSpec, data_dir: Path | None) -> Prepared:
     """Open the inputs of a run (weights and prompts, or a trace) and build its system.
 
@@ -22,7 +25,14 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Prepared:
 
     Raises MoeBenchError: one line that says what, where and what is allowed.
     """
-    return native.prepare(spec, data_dir) if spec.native else execute.prepare(spec, data_dir)
+    if spec.scoring == "generation" and workload(spec.workload).metric == "rouge":
+        require("rouge_score", f"--workload {spec.workload}")  # before anything is computed
+    if not spec.native:
+        return execute.prepare(spec, data_dir)
+    session = native.prepare(spec, data_dir)
+    for module in EXTRAS.keys() & {*session.system.libraries}:
+        require(module, f"--system {spec.system}")
+    return session
 
 
 @contextmanager
@@ -35,6 +45,7 @@ def opened(spec: RunSpec, data_dir: Path | None) -> Iterator[Prepared]:
         session.close()
 
 
+@install_errors()
 def run(
     session: Prepared, scratch: Path, progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from moebench.substrate.errors import UsageError
+from moebench.harness.extras import require
 
 if TYPE_CHECKING:
     import pandas
@@ -16,8 +16,7 @@ def frame_of(
 
     Raises UsageError: pandas is not installed.
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise UsageError("frame() needs pandas: pip install pandas") from error
+    require("pandas", "frame()")
+    import pandas
+
     return pandas.DataFrame(list(rows), columns=None if columns is None else list(columns))

@@ -86,11 +86,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     0 done, 1 a check failed, 2 wrong usage or input (one line), 3 not measured, 130 interrupted.
     """
+    from moebench.harness.extras import install_errors
     from moebench.substrate.errors import IntegrityError, MoeBenchError
 
     try:
         check_typed(arguments)
-        done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
+        with install_errors():
+            done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
         said = error.format_message().rstrip(".")
         return _refuse(f"{with_value(said, error, arguments)}; see: moebench --help")

@@ -82,9 +82,9 @@ def _packages() -> Checked:
     """Check every required package; optional packages may be absent."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
-    needed = [
-        [*re.split(r"[^\w.-]", line, maxsplit=1), line] for line in requires("moebench") or []
-    ]
+    # Own extras are no packages, and weights are files (`_scale_models`): a checkout has them.
+    lines = [line for line in requires("moebench") or [] if not line.startswith("moebench")]
+    needed = [[*re.split(r"[^\w.-]", line, maxsplit=1), line] for line in lines]
     found: dict[str, str] = {}
     missing = []
     for name, *rest in needed:
@@ -113,10 +113,12 @@ def _torch() -> Checked:
 
 
 def _scale_models() -> Checked:
+    from moebench.harness.extras import require_weights
     from moebench.substrate.models.catalogue import scale_names, scale_path
     from moebench.substrate.models.checkpoint import Checkpoint
 
     try:
+        require_weights()
         sizes = [
             f"{name} ({Checkpoint(scale_path(name)).shape.total_params / 1e6:.1f} M parameters)"
             for name in scale_names()

@@ -115,19 +115,21 @@ def _show(
 def _require_outputs(
     html: Path | None, folders: Mapping[str, Path | None], project: str | None, uri: str | None
 ) -> None:
-    """Refuse outputs that cannot be written, and trackers whose packages are not installed."""
+    """Refuse outputs that cannot be written, and those whose packages are not installed."""
     from moebench.harness.arguments import require_file, require_folder
-    from moebench.reports.formats.trackers import require_tracker
+    from moebench.harness.extras import require
 
+    for name, drawn in (("--html", html), ("--figures", folders["--figures"])):
+        if drawn is not None:
+            require("vl_convert", name)
+    for name, module, tracker in (("--wandb", "wandb", project), ("--mlflow", "mlflow", uri)):
+        if tracker is not None:
+            require(module, name)
     if html is not None:
         require_file("--html", html)
     for name, folder in folders.items():
         if folder is not None:
             require_folder(name, folder)
-    if project is not None:
-        require_tracker("--wandb", "wandb")
-    if uri is not None:
-        require_tracker("--mlflow", "mlflow", "mlflow-skinny")
 
 
 def _accuracy(table: Path | None, store: Path) -> list["View"]:

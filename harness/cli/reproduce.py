@@ -51,6 +51,7 @@ def reproduce(
     import time
 
     from moebench.harness.arguments import find_data_dir, require_writable
+    from moebench.harness.extras import require
     from moebench.harness.reproduce.evidence import Evidence
     from moebench.harness.reproduce.run_claims import ExecutionContext
     from moebench.harness.reproduce.run_claims import reproduce as measure
@@ -73,6 +74,7 @@ def reproduce(
     require_writable(store)
     require_writable(target)
     if figures is not None:
+        require("vl_convert", "--figures")
         require_writable(figures, "--figures")
     began = time.monotonic()
     opened = local_workers(jobs, folder, store, samples=True)

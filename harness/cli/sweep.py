@@ -109,16 +109,15 @@ def _workers(
     ray: str | None, jobs: int | None, data_dir: Path | None, store: Path, samples: bool
 ) -> "Iterator[Open]":
     """Open worker processes on this computer, or workers of a Ray cluster."""
+    from moebench.harness.extras import require
     from moebench.harness.sweep.execute import local_workers
-    from moebench.substrate.errors import UsageError
 
     if ray is None:
         yield local_workers(jobs, data_dir, store, samples)
         return
-    try:
-        import ray as cluster
-    except ImportError as error:
-        raise UsageError("--ray needs Ray: pip install 'moebench[cluster]'") from error
+    require("ray", "--ray")
+    import ray as cluster
+
     from moebench.harness.sweep.cluster import RayWorkers, connect
 
     connect(ray)

@@ -1,10 +1,11 @@
 """Checks that an evaluator is installed, with the install command in the error."""
 
 import os
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from moebench.harness.checkout import checkout
+from moebench.harness.extras import require
 from moebench.substrate.errors import UsageError
 
 #: Folder into which `make opencompass` installs OpenCompass, next to the checkout's own
@@ -17,10 +18,8 @@ def require_lm_eval() -> str:
 
     Raises UsageError: lm-eval is not installed.
     """
-    try:
-        return version("lm-eval")
-    except PackageNotFoundError:
-        raise UsageError("lm-eval is not installed; type: pip install 'moebench[eval]'") from None
+    require("lm_eval")
+    return version("lm-eval")
 
 
 def find_opencompass() -> Path | None:

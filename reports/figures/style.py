@@ -83,9 +83,7 @@ def finished(spec: Spec, height: int | Spec, meta: Spec | None = None) -> Spec:
 def library() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script that defines `vegaEmbed`, 900 kB."""
     # Unpacking the libraries takes seconds, so only pages import them.
-    import altair as alt
     import vl_convert
 
-    version = alt.SCHEMA_VERSION.lstrip("v").rpartition(".")[0]
-    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version)
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return script

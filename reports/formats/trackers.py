@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,24 +84,6 @@ def _seconds(created: str) -> float | None:
         return datetime.fromisoformat(created).timestamp()
     except ValueError:  # a document that was edited
         return None
-
-
-def require_tracker(option: str, *packages: str) -> None:
-    """Refuse an export without the tracker's package.
-
-    Args:
-        packages: the packages of which one must be installed; the first names the extra.
-
-    Raises UsageError: none is installed; the message has the command that installs it.
-    """
-    for package in packages:
-        try:
-            version(package)
-        except PackageNotFoundError:
-            continue
-        return
-    name = packages[0]
-    raise UsageError(f"{option}: {name} is not installed; type: pip install 'moebench[{name}]'")
 
 
 @contextmanager

@@ -337,7 +337,7 @@ def test_the_action_installs_its_own_checkout_with_pinned_versions(
     assert torch[:2] == ["install", f"torch=={pinned[1]}"]
     assert own[:2] == ["install", "-c"]
     assert Path(own[2]).resolve() == ROOT / "constraints.txt"
-    assert Path(own[3]).resolve() == ROOT
+    assert [Path(one).resolve() for one in own[3:]] == [ROOT / "packages" / "weights", ROOT]
     _, other = (
         Runner(tmp_path / "other", PASSING).run(event="push", package="a package", **GUARD).pip
     )

@@ -40,6 +40,7 @@ LAYERS = [
     "harness.progress",
     "harness.console",
     "harness.arguments",
+    "harness.extras",
     "harness.hub",
     "harness.settings",
     "harness.stage",
