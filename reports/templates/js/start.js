@@ -35,4 +35,5 @@ document.querySelectorAll(".chart[data-drawn]").forEach((chart) => {
 });
 refresh();
 if (/^#run-\d+$/.test(location.hash)) openRun(Number(location.hash.slice(5)));
+drawRest();
 document.documentElement.dataset.state = "ready";

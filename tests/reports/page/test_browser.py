@@ -157,6 +157,99 @@ def test_filters_act_on_tables_charts_and_runs(browser: Any, store: Path) -> Non
     assert complaints == []
 
 
+CROWD = [f"sys{n}" for n in range(8)]
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of eight systems in two batches, sys0 the fastest and sys7 the slowest."""
+    runs = []
+    for n, system in enumerate(CROWD):
+        for batch in (1, 3):
+            one = run(f"{system}-{batch}", system=system, batch=batch, overrides={}, alpha=None)
+            one["metrics"]["tpot_ms"]["mean"] = 10.0 * (n + 1) * batch
+            one["accuracy"]["kl"] = 0.01 * (n + 1)
+            runs.append(one)
+    out = tmp_path_factory.mktemp("crowd") / "report.html"
+    render(Contents(runs), out)
+    return out
+
+
+#: The texts of a chart that can be seen, from top to bottom.
+SEEN = """chart => [...chart.querySelectorAll(".mark-text.role-mark text")]
+  .filter((text) => getComputedStyle(text).opacity !== "0" && text.textContent)
+  .sort((a, b) => a.getBoundingClientRect().y - b.getBoundingClientRect().y)
+  .map((text) => text.textContent)"""
+
+
+#: The colours of the lines that are drawn thick because the pointer is near.
+THICK = """chart => [...chart.querySelectorAll(".mark-line path[stroke-width='3']")]
+  .filter((path) => path.getAttribute("opacity") !== "0")
+  .map((path) => path.getAttribute("stroke"))"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_of_many_lines_six_are_named_and_the_others_when_pointed_at(
+    browser: Any, crowd: Path, width: int, scheme: str
+) -> None:
+    tab, complaints = open_page(browser, crowd, width, color_scheme=scheme)
+    chart = tab.locator("#over .chart")
+    chart.scroll_into_view_if_needed()
+    tab.wait_for_selector("#over .chart[data-state=drawn]")
+    assert chart.evaluate(SEEN) == CROWD[5::-1]
+    assert "grey: 2 others" in texts(tab, "#over .chart svg text")
+    rest = chart.locator("path[fill='var(--rest)']")
+    assert rest.count() == 4
+    assert chart.evaluate(THICK) == []
+    rest.last.hover(force=True)
+    tab.wait_for_function("count => document.querySelector('#vg-tooltip-element.visible')", arg=0)
+    assert chart.evaluate(SEEN)[0] == "sys7"
+    (colour,) = chart.evaluate(THICK)
+    assert colour not in ("var(--rest)", "transparent")
+    tab.locator("h1").hover()
+    assert chart.evaluate(SEEN) == CROWD[5::-1]
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    assert complaints == []
+
+
+def test_a_scatter_has_a_legend_of_its_leaders(browser: Any, crowd: Path) -> None:
+    tab, _ = open_page(browser, crowd)
+    tab.wait_for_selector("html[data-charts=drawn]")
+    legend = tab.locator("#trade .chart").first.locator(".role-legend-label text")
+    assert legend.all_text_contents() == CROWD[:6]
+
+
+def test_a_capture_of_the_whole_page_has_every_chart(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store)
+    tab.wait_for_selector("html[data-charts=drawn]", timeout=30_000)
+    assert tab.evaluate("scrollY") == 0
+    charts = tab.locator(".chart:visible")
+    assert charts.count() > 5
+    assert all(chart.locator("svg.marks path").count() for chart in charts.all())
+    assert complaints == []
+
+
+#: A browser that is never idle and in which nothing comes near the screen.
+BUSY = """window.requestIdleCallback = () => 0;
+  window.IntersectionObserver = class { observe() {} unobserve() {} };"""
+
+
+def test_charts_are_drawn_before_a_print_and_what_is_folded_stays_so(
+    browser: Any, store: Path
+) -> None:
+    context = browser.new_context()
+    context.add_init_script(BUSY)
+    tab = context.new_page()
+    tab.goto(store.as_uri())
+    tab.wait_for_selector("html[data-state=ready]", timeout=15_000)
+    shown = tab.locator(".chart:visible").count()
+    open_before = tab.locator("details[open]").count()
+    assert tab.locator(".chart[data-state]").count() == 0
+    tab.pdf()
+    assert tab.locator(".chart[data-state=drawn]").count() == shown > 5
+    assert tab.locator("details[open]").count() == open_before
+
+
 @pytest.fixture(scope="module")
 def budgets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of two systems with three device memories; in one they cannot be told apart."""
