@@ -7,7 +7,7 @@ documents is shown as text, never as markup; the page's security policy forbids 
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,7 @@ class Contents(NamedTuple):
         settings: what each setting of the papers states, by its name.
         documents: whole documents by id, of the runs that are shown in full; None if ``runs`` are
             whole.
+        shipped: which of ``accuracy`` and ``claims`` ship with moebench and are not the user's.
     """
 
     runs: Sequence[Document]
@@ -73,6 +74,7 @@ class Contents(NamedTuple):
     claims: Sequence[PaperResult] = ()
     settings: Settings = NO_SETTINGS
     documents: Mapping[str, Document] | None = None
+    shipped: Collection[str] = ()
 
 
 def render(contents: Contents, out: Path, source: str = "the store") -> None:
@@ -118,6 +120,7 @@ def page(contents: Contents, source: str) -> str:
         accuracy=accuracy,
         papers=papers,
         tables=tables,
+        shipped=sections.SHIPPED | {*contents.shipped},
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,
         packed={

@@ -13,7 +13,8 @@ const refresh = () => {
   byId("left-out").replaceChildren(...view().leftOut.map((text) => h("p", { class: "note" }, text)));
   byId("charts").replaceChildren(...[...SECTIONS.map((section) => chartSection(section, found)), timelineSection(found)].filter(Boolean));
   byId("single").replaceChildren(runsSection());
-  byId("contents").replaceChildren(...[...document.querySelectorAll("main section[id]")].filter((one) => !one.hidden)
+  byId("contents").replaceChildren(...[...document.querySelectorAll("main section[id]")]
+    .filter((one) => !one.hidden && !one.parentElement.closest("section"))
     .map((one) => h("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
 };
 readView();
@@ -34,6 +35,13 @@ document.querySelectorAll(".chart[data-drawn]").forEach((chart) => {
   near.observe(chart);
 });
 refresh();
+// An address may name what is folded.
+const unfold = () => {
+  const target = location.hash.startsWith("#?") ? null : byId(location.hash.slice(1));
+  for (let fold = target?.closest("details:not([open])"); fold; fold = fold.parentElement.closest("details:not([open])")) fold.open = true;
+};
+addEventListener("hashchange", unfold);
+unfold();
 if (/^#run-\d+$/.test(location.hash)) openRun(Number(location.hash.slice(5)));
 drawRest();
 document.documentElement.dataset.state = "ready";

@@ -250,6 +250,31 @@ def test_charts_are_drawn_before_a_print_and_what_is_folded_stays_so(
     assert tab.locator("details[open]").count() == open_before
 
 
+@pytest.mark.parametrize("shipped", [True, False])
+def test_what_ships_is_a_folded_appendix(browser: Any, tmp_path: Path, shipped: bool) -> None:
+    contents = Contents(
+        [run()], accuracy=views(ROWS, ITEMS), claims=[result(DIFFERS)],
+        shipped=("accuracy", "claims") if shipped else (),
+    )  # fmt: skip
+    render(contents, tmp_path / "r.html", "the store")
+    tab, complaints = open_page(browser, tmp_path / "r.html")
+    assert tab.locator("#appendix > details:not([open])").count() == 1
+    assert "Nothing in this appendix is from the store" in tab.locator("#appendix").inner_text()
+    for name in ("accuracy", "claims"):
+        assert tab.locator(f"#appendix #{name}").count() == shipped
+        assert tab.locator(f"main > #{name}").count() == (not shipped)
+    assert tab.locator("#appendix #fidelity").count() == 1, "always of the package"
+    tab.wait_for_selector("html[data-charts=drawn]")
+    assert tab.locator("#accuracy .chart[data-state=drawn]").count() == (0 if shipped else 6)
+    links = tab.locator("nav a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+    assert links[-1] == "#appendix"
+    assert ("#accuracy" in links) is not shipped
+    tab.goto(f"{(tmp_path / 'r.html').as_uri()}#accuracy")
+    assert tab.locator("#appendix > details[open]").count() == shipped
+    tab.wait_for_selector("#accuracy .chart[data-state=drawn]")
+    assert complaints == []
+
+
 @pytest.fixture(scope="module")
 def budgets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of two systems with three device memories; in one they cannot be told apart."""
