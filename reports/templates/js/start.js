@@ -13,6 +13,7 @@ const refresh = () => {
   byId("left-out").replaceChildren(...view().leftOut.map((text) => h("p", { class: "note" }, text)));
   byId("charts").replaceChildren(...[...SECTIONS.map((section) => chartSection(section, found)), timelineSection(found)].filter(Boolean));
   byId("single").replaceChildren(runsSection());
+  stops();
   byId("contents").replaceChildren(...[...document.querySelectorAll("main section[id]")]
     .filter((one) => !one.hidden && !one.parentElement.closest("section"))
     .map((one) => h("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
@@ -27,9 +28,10 @@ byId("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark";
   const heat = heatMap(heatRows(shown())); // its colours follow the theme
   if (heat) byId("heat").replaceChildren(heat);
+  stops();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
-document.querySelectorAll("table.text").forEach(sortable);
+document.querySelectorAll("table.text").forEach((table) => sortable(table));
 document.querySelectorAll(".chart[data-drawn]").forEach((chart) => {
   DRAWN.set(chart, data.drawn[chart.dataset.drawn]);
   near.observe(chart);

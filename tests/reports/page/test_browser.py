@@ -419,6 +419,109 @@ def test_a_number_leads_to_its_runs_and_commands(browser: Any, store: Path) -> N
     assert complaints == []
 
 
+LINE = (
+    "TPOT 11.00 ms (no interval), smoe (lossy), qwen2-57b-a14b, S1, capacity 25 % of experts, "
+    "batch 1, workload facts and gsm8k, machine a6000, simulated (estimate), "
+    "run S1-1-smoe-facts S1-1-smoe-gsm8k, moebench commit 0123456789ab"
+)
+
+
+def test_a_click_copies_a_number_with_its_conditions(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store, permissions=["clipboard-read", "clipboard-write"])
+    said = tab.locator("#copied")
+    assert (said.get_attribute("aria-live"), said.get_attribute("role")) == ("polite", "status")
+    assert said.inner_text() == ""
+    tab.locator(".systems td.number").first.click()
+    said.locator(".line").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == LINE
+    assert f"Copied: {LINE}" in said.inner_text()
+    assert said.is_visible()
+    said.get_by_text("runs and commands").click()
+    assert "moebench run --id S1-1-smoe-gsm8k" in tab.locator("dialog").inner_text()
+    tab.locator("dialog td[data-copy]").nth(1).click()  # the first run's own TPOT
+    tab.locator("dialog .copied .line").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == (
+        "TPOT 12.00 ms, smoe (lossy), qwen2-57b-a14b, S1, capacity 25 % of experts, batch 1, "
+        "workload facts, machine a6000, simulated (estimate), run S1-1-smoe-facts, "
+        "moebench commit 0123456789ab"
+    )
+    tab.keyboard.press("Escape")
+    tab.locator(".heat td[data-ratio]").nth(1).click()
+    said.locator(".line").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()").startswith(
+        "1.91 times the lowest TPOT, smoe's (95 % interval 1.60–2.26), TPOT 21.00 ms (no interval), "
+    )
+    tab.keyboard.press("Escape")
+    assert said.inner_text() == ""
+    assert complaints == []
+
+
+def test_a_number_is_copied_by_keyboard(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store, permissions=["clipboard-read", "clipboard-write"])
+    table = tab.locator(".systems").first
+    assert table.locator("td[tabindex='0']").count() == 1, "one stop for a table"
+    table.locator("td[tabindex='0']").focus()
+    for key in ("ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowUp"):
+        tab.keyboard.press(key)
+    tab.keyboard.press("Enter")
+    tab.locator("#copied .line").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == LINE
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Space")
+    tab.wait_for_function("() => document.querySelector('#copied').textContent.includes('lru')")
+    assert tab.evaluate("navigator.clipboard.readText()").startswith("TPOT 21.00 ms")
+    assert table.locator("td[tabindex='0']").count() == 1
+    assert complaints == []
+
+
+@pytest.mark.parametrize("how", ["writeText = () => Promise.reject(new Error('refused'))", "gone"])
+def test_without_a_clipboard_the_text_is_shown_and_selected(
+    browser: Any, store: Path, how: str
+) -> None:
+    context = browser.new_context()
+    context.add_init_script(
+        "Object.defineProperty(navigator, 'clipboard', { value: undefined })"
+        if how == "gone"
+        else f"navigator.clipboard.{how}"
+    )
+    tab = context.new_page()
+    tab.goto(store.as_uri())
+    tab.wait_for_selector("html[data-state=ready]", timeout=15_000)
+    tab.locator(".systems td.number").first.click()
+    tab.locator("#copied textarea").wait_for()
+    assert "does not let the page copy" in tab.locator("#copied").inner_text()
+    assert tab.evaluate("getSelection().toString()") == LINE
+    tab.locator("#copied .close").click()
+    assert tab.evaluate("document.activeElement.matches('.systems td.number')")
+
+
+def test_other_tables_copy_their_row_and_where_it_is_from(browser: Any, tmp_path: Path) -> None:
+    contents = Contents([run()], accuracy=views(ROWS, ITEMS), shipped=["accuracy"])
+    render(contents, tmp_path / "r.html")
+    tab, complaints = open_page(
+        browser, tmp_path / "r.html", permissions=["clipboard-read", "clipboard-write"]
+    )
+    tab.locator("#appendix > details > summary").click()
+
+    def copied(selector: str) -> str:
+        tab.locator("#copied").evaluate("place => place.replaceChildren()")
+        tab.locator(selector).first.click()
+        tab.locator("#copied .line").wait_for()
+        return str(tab.evaluate("navigator.clipboard.readText()"))
+
+    value = copied("table.alpha data")
+    assert value.startswith("45.0 ± 3.5 at α = 0, workload gsm8k, n 200, score (%)")
+    assert "real datasets" in value
+    assert "computed by code code" in value
+    assert value.endswith("shipped with moebench, not of this store")
+    row = copied("#fidelity tbody td:nth-child(2)")
+    assert re.match(r"TPOT measured \(ms\) [\d.]+, system ", row)
+    assert "Simulated and measured times" in row
+    tab.locator("#fidelity thead button").nth(1).click()
+    assert tab.locator("#fidelity th[aria-sort=ascending]").count() == 1
+    assert complaints == []
+
+
 def test_two_timelines_share_an_axis(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store)
     tab.locator("#timelines").scroll_into_view_if_needed()

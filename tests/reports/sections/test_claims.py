@@ -81,8 +81,8 @@ def test_a_document_explains_what_was_not_reproduced() -> None:
     assert "3 claims: 1 reproduced, 1 direction only, 1 not measurable here." in text
     assert "Full run, 2026-02-03." in text
     assert (
-        "**A** (direction only). moebench: -11 % (interval -23.71 to 1.706 (2 seeds)), in the paper "
-        "-24 %; reproduced if -34 to -14: its spread"
+        "**A** (direction only). moebench: -11 % (interval -23.71 to 1.706 (2 seeds)), in the "
+        "paper -24 %; reproduced if -34 to -14: its spread"
     ) in text
     assert "Copies are pageable there." in text
     assert "- pageable: -21 (interval –), reproduced" in text
