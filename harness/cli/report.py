@@ -77,7 +77,7 @@ def report(
         all_tables, runs, views, failed, results, intervals=intervals, settings=stated()
     )
     if csv is not None or latex is not None:
-        _write_tables(csv, latex, tables(brief=True), runs, views, failed)
+        _write_tables(csv, latex, tables(brief=True, paper=True), runs, views, failed)
     if figures is not None:
         _write_figures(figures, opened, runs, views)
     if json:
