@@ -48,7 +48,7 @@ OPTIONS = {
     },
     "report": {
         "--html", "--csv", "--latex", "--figures", "--markdown", "--intervals", "--accuracy",
-        "--claims", "--store", "--json",
+        "--claims", "--shipped", "--store", "--json",
     },
     "show": {"--store", "--json"},
     "rm": {"--store"},
