@@ -46,7 +46,7 @@ class Report(NamedTuple):
 def report(
     runs: Sequence[Document], views: Iterable[accuracy.View] = (), failed: Sequence[Cell] = (),
     reproduced: Sequence[PaperResult] = (), brief: bool = False, intervals: bool = False,
-    settings: Settings = NO_SETTINGS,
+    settings: Settings = NO_SETTINGS, paper: bool = False,
 ) -> Report:  # fmt: skip
     """Return the report: comparisons, accuracy, claims, evaluations, single runs and failures.
 
@@ -54,10 +54,11 @@ def report(
         brief: only figures that fit into a terminal.
         intervals: append intervals to means.
         settings: what each setting of the papers states, by its name.
+        paper: tables of comparisons have short headers and marks, for LaTeX.
     """
     compared = comparisons(runs, settings)
     tables = [
-        (f"comparison-{table.title}", comparison_table(table, brief, intervals))
+        (f"comparison-{table.title}", comparison_table(table, brief, intervals, paper))
         for table in compared.tables
     ]
     if tables:  # notes are only under the last table

@@ -22,6 +22,9 @@ class TextTable(NamedTuple):
         groups: rows by group, with a cell for each header.
         marks: best and second best cells of their column, by group, row and column.
         notes: explanations below the table.
+        ties: cells that share the best or second rank with others.
+        lossy: rows of lossy systems, by group and row; a table for a paper marks them.
+        names: what short headers stand for.
     """
 
     title: str
@@ -30,6 +33,9 @@ class TextTable(NamedTuple):
     said: str = ""
     marks: Mapping[tuple[int, int, int], Mark] = {}
     notes: tuple[str, ...] = ()
+    ties: frozenset[tuple[int, int, int]] = frozenset()
+    lossy: frozenset[tuple[int, int]] = frozenset()
+    names: Mapping[str, str] = {}
 
     @property
     def rows(self) -> list[tuple[str, ...]]:

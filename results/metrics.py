@@ -44,6 +44,7 @@ class Metric(NamedTuple):
         time: whether it is a time, or derived from times, and is shown with the run's badge.
         ends: path of its interval: an object with ``low`` and ``high``.
         of_questions: whether ``accuracy.stderr`` is its standard error over questions.
+        short: label for a paper's table, whose caption explains it; empty if the label is short.
     """
 
     key: str
@@ -59,6 +60,7 @@ class Metric(NamedTuple):
     time: bool = False
     ends: str = ""
     of_questions: bool = False
+    short: str = ""
 
     @property
     def header(self) -> str:
@@ -170,10 +172,10 @@ METRICS: tuple[Metric, ...] = (
            "time to load weights before the first batch", _VIEW, time=True),
     Metric("hit_ratio", "metrics.cache_ratio", "hit ratio, complete", "%", ".1%",
            "share of a decoded layer's experts that were complete on the device at the gate",
-           _SHARE | {"seeds"}, better="more"),
+           _SHARE | {"seeds"}, better="more", short="hits"),
     Metric("hit_ratio_begun", "metrics.cache_ratio_begun", "hit ratio, complete or under way",
            "%", ".1%", "share that was complete or whose copy had been submitted at the gate",
-           _SHARE, better="more"),
+           _SHARE, better="more", short="begun"),
     Metric("gb_per_token", "", "moved", "GB/token", ".3f",
            "weights copied to the device in decode", _COMPARED, _gigabytes_a_token, "less"),
     Metric("bytes_h2d", "metrics.bytes_h2d", "moved over the link", "GB", ".3f",
@@ -182,7 +184,7 @@ METRICS: tuple[Metric, ...] = (
            "bytes read from the disk", _SHOWN, scale=1e9),
     Metric("device_idle", "", "device idle", "%", ".1%",
            "share of decoding time in which the device was idle", _TABLES,
-           _stall_share, "less"),
+           _stall_share, "less", short="idle"),
     *(Metric(f"{lane}_busy", "", f"{lane} busy", "%", ".0%",
              f"share of the run's time in which the {lane} was busy", _RUNS,
              _busy("h2d" if lane == "link" else lane))
@@ -208,19 +210,21 @@ METRICS: tuple[Metric, ...] = (
     Metric("energy_j", "metrics.energy_j", "energy", "J", ".1f",
            "energy of GPU and host, idle power included", _SHOWN),
     Metric("tokens_per_kj", "metrics.tokens_per_kj", "energy efficiency", "tokens/kJ", ".1f",
-           "generated tokens over energy", _COMPARED | _SHOWN, better="more"),
+           "generated tokens over energy", _COMPARED | _SHOWN, better="more", short="effic."),
     Metric("score", "accuracy.score", "score", "%", ".1f",
            "score of the answers; the view's column also holds perplexities",
            _ALL, score_of, "more", of_questions=True),
     Metric("perplexity", "accuracy.score", "perplexity", "", ".2f",
-           "perplexity of plain text per token", _SCORED, perplexity_of, "less", of_questions=True),
+           "perplexity of plain text per token", _SCORED, perplexity_of, "less",
+           of_questions=True, short="ppl."),
     Metric("stderr", "accuracy.stderr", "± stderr", "", ".1f",
            "standard error of score or perplexity over questions", _VIEW | {"runs", "brief runs"}),
     Metric("cut", "accuracy.cut", "answers cut", "", ".0f",
            "answers that reached the allowed length before they ended",
            _SHOWN | {"runs", "brief runs"}),
     Metric("agreement", "accuracy.agreement", "agreement", "%", ".1%",
-           "share of decoded tokens equal to the lossless model's", _ALL, better="more"),
+           "share of decoded tokens equal to the lossless model's", _ALL, better="more",
+           short="agree"),
     Metric("kl", "accuracy.kl", "KL", "nats/token", ".3g",
            "KL divergence from the lossless model; 0 for a lossless system",
            _ALL - {"brief runs"}, better="less"),

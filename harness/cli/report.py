@@ -44,12 +44,10 @@ def report(
         str | None, option("MLflow server or store to export the runs to.", metavar="URI")
     ] = None,
     accuracy: Annotated[
-        Path | None,
-        option("Table of moebench accuracy [alpha.csv of the store, else the shipped one]."),
+        Path | None, option("Table of moebench accuracy [alpha.csv in the store].")
     ] = None,
     claims: Annotated[
-        Path | None,
-        option("Folder written by moebench reproduce [claims in the store, else the shipped one]."),
+        Path | None, option("Folder written by moebench reproduce [claims in the store].")
     ] = None,
     since: Annotated[
         str | None,
@@ -62,6 +60,14 @@ def report(
     metric: Annotated[
         str | None, option("With --since: tpot_ms [default], ttft_ms, hit_ratio or kl.")
     ] = None,
+    shipped: Annotated[
+        bool,
+        option(
+            "Add the accuracy table and claims that ship with moebench, if the store has none; "
+            "the page always has them, as its appendix.",
+            "--shipped",
+        ),
+    ] = False,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
@@ -79,14 +85,15 @@ def report(
     if not runs and not failed:
         raise UsageError(no_runs(store))
     views, results = _accuracy(accuracy, store), _claims(claims, store)
-    tables = partial(
-        all_tables, runs, views, failed, results, intervals=intervals, settings=stated()
-    )
     history = over_commits(since, metric, opened, runs)
     if html is not None:
         _write_page(html, opened, runs, views, failed, results, history)
+    views, results = _with_shipped(views, results) if shipped else (views, results)
+    tables = partial(
+        all_tables, runs, views, failed, results, intervals=intervals, settings=stated()
+    )
     if csv is not None or latex is not None:
-        _write_tables(csv, latex, tables(brief=True), runs, views, failed, history)
+        _write_tables(csv, latex, tables(brief=True, paper=True), runs, views, failed, history)
     if figures is not None:
         _write_figures(figures, opened, runs, views, history)
     if wandb is not None or mlflow is not None:
@@ -133,32 +140,43 @@ def _require_outputs(
 
 
 def _accuracy(table: Path | None, store: Path) -> list["View"]:
-    """Read the given accuracy table, or the store's, or the shipped one."""
+    """Read the given accuracy table, or the store's; none if there is neither."""
     from moebench.reports.sections import accuracy
 
     own = store / OWN_TABLE
     if table is not None:
         return accuracy.load(table)
-    return accuracy.load(own) if own.exists() else accuracy.load()
+    return accuracy.load(own) if own.exists() else []
 
 
 def _claims(folder: Path | None, store: Path) -> list["PaperResult"]:
-    """Read the claims of the given folder, or the store's, or the shipped ones.
+    """Read the claims of the given folder, or the store's; none if there are neither.
 
     Raises UsageError: the given folder holds no claims.
     """
     from moebench.results.claims import PAPERS, read
 
-    if folder is None:
-        return read(store / OWN_CLAIMS) or read()
-    found = read(folder)
-    if not found:
+    found = read(store / OWN_CLAIMS if folder is None else folder)
+    if folder is not None and not found:
         names = ", ".join(f"{paper}.json" for paper in PAPERS)
         raise UsageError(
             f"--claims {folder}: no claims there ({names}); write them: "
             f"moebench reproduce all --out {folder}"
         )
     return found
+
+
+def _with_shipped(
+    views: list["View"], results: list["PaperResult"]
+) -> tuple[list["View"], list["PaperResult"]]:
+    """Return the accuracy table and claims that ship, marked as such, where there are no others."""
+    from moebench.reports.sections import accuracy
+    from moebench.results.claims import read
+
+    marked = [
+        one.model_copy(update={"title": f"{one.title}, shipped with moebench"}) for one in read()
+    ]
+    return views or accuracy.load(), results or marked
 
 
 def _write_page(
@@ -169,15 +187,18 @@ def _write_page(
     from moebench.harness.run.repeat import repeats
     from moebench.reports.page.page import Contents, render
     from moebench.reports.page.runs import detailed
-    from moebench.reports.sections import throughput
+    from moebench.reports.sections import accuracy, throughput
+    from moebench.results.claims import read
     from moebench.substrate.analysis.components import documents
 
     chosen = detailed(runs)
     whole = {run_id: one for run_id in chosen if (one := store.get(run_id)) is not None}
+    own = {"accuracy": views, "claims": claims}
     contents = Contents(
-        runs, repeats(store, [*whole.values()]), store.timelines(chosen), views, failed,
-        throughput.load(store.directory, whole.values()), documents(), claims, stated(), whole,
-        history,
+        runs, repeats(store, [*whole.values()]), store.timelines(chosen),
+        views or accuracy.load(), failed, throughput.load(store.directory, whole.values()),
+        documents(), claims or read(), stated(), whole, history,
+        [name for name in own if not own[name]],
     )  # fmt: skip
     render(contents, out, str(store.directory))
     console.say(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")

@@ -11,15 +11,23 @@ from moebench.results.metrics import Metric, shown, written
 MARK = " ≠"
 
 
-def text_table(table: Comparison, brief: bool = False, intervals: bool = False) -> TextTable:
+#: Remark of a lossy system.
+LOSSY = "lossy"
+
+
+def text_table(
+    table: Comparison, brief: bool = False, intervals: bool = False, paper: bool = False
+) -> TextTable:
     """Return a comparison as a table of text.
 
     Args:
         brief: only figures that fit into a terminal.
         intervals: append each mean's interval, if there is one.
+        paper: for a paper, with short headers and a mark in place of the remark that a system is
+            lossy.
     """
     figures = _shown(table, brief)
-    words = _words(table)
+    words = _words(table, LOSSY if paper else "")
     rows = tuple(
         (
             row.system + (MARK if row.differs else ""),
@@ -28,8 +36,15 @@ def text_table(table: Comparison, brief: bool = False, intervals: bool = False) 
         )
         for at, row in enumerate(table.rows)
     )
-    headers = ("system", *(figure.header for figure in figures), *words)
-    return TextTable(table.title, headers, (rows,), said(table), _marks(table, figures))
+    short = {figure.short: figure.label for figure in figures if figure.short and paper}
+    heads = [figure._replace(label=figure.short) if figure.short and paper else figure
+             for figure in figures]  # fmt: skip
+    headers = ("system", *(figure.header for figure in heads), *words)
+    return TextTable(
+        table.title, headers, (rows,), said(table), _marks(table, figures),
+        ties=_ties(table, figures), names=short,
+        lossy=frozenset((0, at) for at, row in enumerate(table.rows) if not row.lossless),
+    )  # fmt: skip
 
 
 def said(table: Comparison) -> str:
@@ -54,12 +69,16 @@ def _shown(table: Comparison, brief: bool) -> list[Metric]:
     ]
 
 
-def _words(table: Comparison) -> dict[str, list[str]]:
-    """Return the columns of words: badges, if rows differ in them, and remarks, if any."""
+def _words(table: Comparison, omit: str = "") -> dict[str, list[str]]:
+    """Return the columns of words: badges, if rows differ in them, and remarks, if any.
+
+    Args:
+        omit: a remark to leave out.
+    """
     found = {}
     if len({row.badge for row in table.rows if not row.missing}) > 1:
         found["badge"] = [row.badge for row in table.rows]
-    shared = _remarks_of_all(table)
+    shared = (*_remarks_of_all(table), omit)
     if any(remarks := [_remark(row, shared) for row in table.rows]):
         found["remark"] = remarks
     return found
@@ -99,6 +118,17 @@ def _marks(table: Comparison, figures: list[Metric]) -> dict[tuple[int, int, int
             if marks is not None and row.system in marks.best | marks.second:
                 found[0, at, column] = "best" if row.system in marks.best else "second"
     return found
+
+
+def _ties(table: Comparison, figures: list[Metric]) -> frozenset[tuple[int, int, int]]:
+    """Return the cells whose rank several systems share although their texts differ."""
+    found = set()
+    for column, figure in enumerate(figures, 1):
+        for rank in table.marks.get(figure.key) or ():
+            own = [at for at, row in enumerate(table.rows) if row.system in rank]
+            if len({figure.text(table.rows[at].values[figure.key].mean) for at in own}) > 1:
+                found |= {(0, at, column) for at in own}
+    return frozenset(found)
 
 
 def document(table: Comparison) -> dict[str, Any]:

@@ -4,7 +4,17 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from moebench.reports.figures.style import PALETTE, SHAPES, Spec, axis, finished, tooltip, trimmed
+from moebench.reports.figures import leaders
+from moebench.reports.figures.style import (
+    PALETTE,
+    SHAPES,
+    Spec,
+    axis,
+    coloured,
+    finished,
+    tooltip,
+    trimmed,
+)
 from moebench.reports.sections.accuracy import Series
 from moebench.results.metrics import metric_of
 
@@ -27,8 +37,8 @@ def curves(series: Iterable[Series], measure: str) -> tuple[Spec, list[dict[str,
             "workload": name,
             "alpha": row.alpha,
             "value": getattr(row, measure),
-            "low": row.score - row.stderr if measure == "score" else None,
-            "high": row.score + row.stderr if measure == "score" else None,
+            "value_low": row.score - row.stderr if measure == "score" else None,
+            "value_high": row.score + row.stderr if measure == "score" else None,
             "n": row.n,
         }
         for name, one in _named(series)
@@ -41,32 +51,25 @@ def curves(series: Iterable[Series], measure: str) -> tuple[Spec, list[dict[str,
     metric = metric_of(measure)
     title = metric.header + (", ± standard error" if measure == "score" else "")
     legend = {"title": None, "orient": "top", "columns": 3}
-    colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
-    shapes = [SHAPES[i % len(SHAPES)] for i in range(len(names))]
-    layers: list[Spec] = [
-        {"mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.75}},
-        {"mark": {"type": "point", "filled": True, "size": 45, "opacity": 1},
-         "encoding": {"shape": {"field": "workload", "type": "nominal", "legend": legend,
-                                "scale": {"domain": names, "range": shapes}}}},
-    ]  # fmt: skip
-    if measure == "score":
-        layers.append({
-            "mark": {"type": "rule", "opacity": 0.45},
-            "encoding": {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}},
-        })  # fmt: skip
-    spec = {
-        "encoding": {
-            "x": {"field": "alpha", "type": "quantitative", "axis": axis("α", "~g", grid=False)},
-            "y": {"field": "value", "type": "quantitative",
-                  "axis": axis(title, trimmed(metric.form)), "scale": {"zero": measure == "kl"}},
-            "color": {"field": "workload", "type": "nominal", "legend": legend,
-                      "scale": {"domain": names, "range": colours}},
-            "tooltip": tooltip(("workload", "workload"), ("alpha", "α", "~g"),
-                               ("value", metric.header, metric.form), ("n", "n", "d")),
-        },
-        "layer": layers,
+    colours = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+    shapes = {name: SHAPES[i % len(SHAPES)] for i, name in enumerate(names)}
+    interval = measure == "score"
+    encoding = {
+        "x": {"field": "alpha", "type": "quantitative", "axis": axis("α", "~g", grid=False)},
+        "y": {"field": "value", "type": "quantitative", "axis": axis(title, trimmed(metric.form)),
+              "scale": {"zero": measure == "kl"}},
+        "color": {"field": "workload", "type": "nominal", "legend": legend},
+        "tooltip": tooltip(("workload", "workload"), ("alpha", "α", "~g"),
+                           ("value", metric.header, metric.form), ("n", "n", "d")),
     }  # fmt: skip
-    return finished(spec, 220), values
+    spec = {
+        "encoding": encoding,
+        "layer": leaders.lines_of(encoding, interval="value" if interval else ""),
+    }
+    ranks = leaders.by(
+        "workload", "value", metric.better or "more", "alpha", also=("value_low", "value_high")
+    )
+    return finished(spec, 220, coloured("workload", colours, shapes=shapes) | ranks), values
 
 
 def _named(series: Iterable[Series]) -> list[tuple[str, Series]]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from moebench.reports.figures.style import Spec, axis, coloured, finished, tooltip, trimmed
+from moebench.reports.figures import leaders
+from moebench.reports.figures.style import REST, Spec, axis, coloured, finished, tooltip, trimmed
 from moebench.results.metrics import metric_of
 
 #: Parts of a token's time and their colours: the device computes, or waits.
@@ -44,19 +45,33 @@ def trade(measure: str, colours: Mapping[str, str]) -> Spec:
     if measure == "kl":  # lossless systems have KL 0, which a logarithmic axis cannot show
         y["scale"] = {"type": "symlog", "constant": 1e-4, "domainMin": 0}
     front = [{"filter": "datum.front"}]
+    leads, others = [{"filter": "datum.leads"}], [{"filter": "!datum.leads"}]
+    grey = {"color": {"value": f"var({REST})"}, "detail": {"field": "line"}}
+    shape = {"shape": {"field": "base", "type": "nominal", "legend": _legend()}}
+    encoding = {
+        "x": _q(_TPOT, f"{_TITLE}; left is faster", zero=False, padding=14),
+        "y": y,
+        "color": {"field": "base", "type": "nominal", "legend": _legend()},
+        "tooltip": tooltip(
+            *_WHO, (_TPOT, _TITLE, metric_of(_TPOT).form), (field, metric.header, metric.form)
+        ),
+    }
+    joined = {"detail": {"field": "line"}, "order": {"field": "alpha"}}
     return finished(
         {
             "transform": [{"filter": f"isValid(datum.{_TPOT}) && isValid(datum.{measure})"}],
-            "encoding": {
-                "x": _q(_TPOT, f"{_TITLE}; left is faster", zero=False, padding=14),
-                "y": y,
-                "color": {"field": "base", "type": "nominal", "legend": _legend()},
-                "tooltip": tooltip(
-                    *_WHO, (_TPOT, _TITLE, metric_of(_TPOT).form),
-                    (field, metric.header, metric.form),
-                ),
-            },
+            "encoding": encoding,
             "layer": [
+                {
+                    "name": "rest", "transform": others,
+                    "mark": {"type": "line", "strokeWidth": 1},
+                    "encoding": grey | joined,
+                },
+                {
+                    "name": "rest", "transform": others,
+                    "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
+                    "encoding": grey,
+                },
                 {
                     "transform": front,
                     "mark": {"type": "line", "interpolate": "step-after",
@@ -65,25 +80,31 @@ def trade(measure: str, colours: Mapping[str, str]) -> Spec:
                                  "order": {"field": _TPOT}},
                 },
                 {
+                    "transform": leads,
                     "mark": {"type": "line", "strokeWidth": 1.2, "opacity": 0.6},
-                    "encoding": {"detail": {"field": "line"}, "order": {"field": "alpha"},
-                                 "tooltip": {"value": None}},
+                    "encoding": joined,
                 },
                 {
+                    "transform": leads,
                     "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-                    "encoding": {"shape": {"field": "base", "type": "nominal",
-                                           "legend": _legend()}},
+                    "encoding": shape,
                 },
                 {
-                    "transform": front,
+                    "transform": [{"calculate": "'α ' + datum.alpha", "as": "with"}],
                     "mark": {"type": "text", "align": "left", "dx": 8, "dy": -7,
-                             "fontSize": 11},
-                    "encoding": {"text": {"field": "short"}, "color": {"value": "var(--ink)"}},
+                             "fontSize": 10},
+                    "encoding": {
+                        "text": {"condition": {"test": "datum.front && datum.alpha !== null",
+                                               "field": "with"}, "value": ""},
+                        "color": {"value": "var(--ink)"},
+                    },
                 },
+                *leaders.pointed("base", encoding, joined),
             ],
         },
         300,
         coloured("base", colours)
+        | leaders.by("base", _TPOT, "less", first="front")
         | {"log": {"x": [_TPOT]}, "room": {"y": field} if measure == "kl" else {}},
     )  # fmt: skip
 
@@ -108,30 +129,21 @@ def lines(over: str, colours: Mapping[str, str], measure: str = _TPOT) -> Spec:
             "type": "ordinal",
             "axis": axis(x_title, grid=False) | {"labelAngle": 0},
         }
+    encoding = {
+        "x": x,
+        "y": _q(field, metric.header, trimmed(metric.form) if measure != _TPOT else None),
+        "color": {"field": "line", "type": "nominal", "legend": _legend(3)},
+        "tooltip": tooltip(*_WHO, (over, x_title.partition(" (")[0], x_form),
+                           (field, metric.header, metric.form)),
+    }  # fmt: skip
+    ends = (f"{field}_low", f"{field}_high")
     return finished(
-        {
-            "transform": [{"filter": f"isValid(datum.{field}) && isValid(datum.{over})"}],
-            "encoding": {
-                "x": x,
-                "y": _q(field, metric.header, trimmed(metric.form) if measure != _TPOT else None),
-                "color": {"field": "line", "type": "nominal", "legend": _legend(3)},
-                "tooltip": tooltip(*_WHO, (over, x_title.partition(" (")[0], x_form),
-                                   (field, metric.header, metric.form)),
-            },
-            "layer": [
-                {"mark": {"type": "line", "strokeWidth": 1.5}},
-                {"transform": [{"filter": f"isValid(datum.{field}_low)"}],
-                 "mark": {"type": "rule", "opacity": 0.5},
-                 "encoding": {"y": {"field": f"{field}_low", "type": "quantitative"},
-                              "y2": {"field": f"{field}_high"}}},
-                {"mark": {"type": "point", "filled": True, "size": 55, "opacity": 1},
-                 "encoding": {"shape": {"field": "line", "type": "nominal",
-                                        "legend": _legend(3)}}},
-            ],
-        },
+        {"encoding": encoding, "layer": leaders.lines_of(encoding, interval=field)},
         240,
-        coloured("line", colours) | ({"log": {"y": [field]}} if measure == _TPOT else {}),
-    )  # fmt: skip
+        coloured("line", colours)
+        | leaders.by("line", field, metric.better or "less", over, also=ends)
+        | ({"log": {"y": [field]}} if measure == _TPOT else {}),
+    )
 
 
 def where_time_goes(share: bool) -> Spec:

@@ -7,6 +7,7 @@ A spec has no rows, on which scales depend: its ``usermeta`` states how scales f
 ``usermeta.log``: by channel, the fields whose axis is logarithmic if their values span a decade.
 ``usermeta.sort``: by channel, the field whose names are sorted by the rows' ``rank``.
 ``usermeta.room``: by channel, the field whose axis leaves room for text after its largest value.
+``usermeta.leaders``: how lines are ranked (`reports.figures.leaders`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,10 @@ Spec = dict[str, Any]
 
 #: Okabe and Ito's palette without black and yellow, which vanish on one of the two backgrounds.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6bb1", "#868e96")
+
+#: CSS variable of the colour of lines that are not among a chart's leaders.
+REST = "--rest"
+
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 
 #: Times that differ by more than this are drawn on a logarithmic axis.
@@ -32,9 +37,17 @@ def system_colours(systems: Iterable[str]) -> dict[str, tuple[str, str]]:
     }
 
 
-def coloured(field: str, known: Mapping[str, str], spare: Iterable[str] = PALETTE) -> Spec:
-    """Return the Vega-Lite ``usermeta`` entry that names the colours of a scale."""
-    return {"colours": {"field": field, "known": dict(known), "spare": list(spare)}}
+def coloured(
+    field: str, known: Mapping[str, str], spare: Iterable[str] = PALETTE,
+    shapes: Mapping[str, str] | None = None,
+) -> Spec:  # fmt: skip
+    """Return the Vega-Lite ``usermeta`` entry that names the colours of a scale.
+
+    Args:
+        shapes: of the names' points, unless they are systems, whose shapes the report knows.
+    """
+    found = {"field": field, "known": dict(known), "spare": list(spare)}
+    return {"colours": found | ({"shapes": dict(shapes)} if shapes else {})}
 
 
 def axis(title: str | None, form: str | None = None, grid: bool = True) -> Spec:

@@ -68,7 +68,7 @@ def write_latex(report: Report, directory: Path) -> list[Path]:
 
     Raises InputError: a file cannot be written.
     """
-    files = {f"{name}.tex": latex.latex(table) for name, table in report.tables.items()}
+    files = {f"{name}.tex": latex.latex(table, name) for name, table in report.tables.items()}
     files["report.tex"] = latex.document(report.tables)
     return _write(directory, files)
 

@@ -8,7 +8,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from moebench.reports.figures.style import DECADE, Spec
+from moebench.reports.figures.leaders import led
+from moebench.reports.figures.style import DECADE, REST, Spec
 from moebench.reports.page.static_figures import StaticFigure
 from moebench.substrate.files import write_bytes
 from moebench.substrate.text import visible_in
@@ -17,7 +18,10 @@ from moebench.substrate.text import visible_in
 WIDTH = 560
 
 #: The page's colours on paper.
-_COLOURS = {"var(--ink)": "#14181d", "var(--muted)": "#52606d", "var(--rule)": "#d9dee3"}
+_COLOURS = {
+    "var(--ink)": "#14181d", "var(--muted)": "#52606d", "var(--rule)": "#d9dee3",
+    f"var({REST})": "#b4bcc5",
+}  # fmt: skip
 _CONFIG = {
     "background": "white",
     "axis": {"labelColor": "var(--ink)", "titleColor": "var(--muted)", "gridColor": "var(--rule)",
@@ -63,13 +67,11 @@ def fitted(figure: StaticFigure) -> Spec:
     spec, rows = deepcopy(figure.spec), figure.rows
     meta = spec.pop("usermeta", {})
     spec |= {"data": {"values": rows}, "width": WIDTH, "description": figure.title}
-    if isinstance(spec.get("mark"), dict):
-        spec["mark"].pop("point", None)  # invisible points are only for the mouse
     layers = spec.get("layer")
     if layers is not None:  # a layer of values that no row has would break the axis
-        spec["layer"] = [one for one in layers if _has(rows, one)]
-    if "colours" in meta:
-        _colour(spec, meta["colours"], rows, figure.shapes)
+        # What follows the mouse is for the page.
+        still = (one for one in layers if not one.get("name", "").startswith("pointed"))
+        spec["layer"] = [one for one in still if _has(rows, one)]
     for channel, field in meta.get("sort", {}).items():
         ordered = sorted(rows, key=lambda row: row["rank"])
         spec["encoding"][channel]["sort"] = list(dict.fromkeys(row[field] for row in ordered))
@@ -80,6 +82,11 @@ def fitted(figure: StaticFigure) -> Spec:
         _log(
             spec["encoding"][channel], [row[f] for row in rows for f in fields if f in row], channel
         )
+    if "leaders" in meta:
+        spec["data"] = {"values": led(spec, meta["leaders"], rows, WIDTH)}
+    if "colours" in meta:
+        shapes = meta["colours"].get("shapes", figure.shapes)
+        _colour(spec, meta["colours"], rows, shapes)
     config = spec.pop("config")
     config["legend"] = config["legend"] | _CONFIG["legend"]
     config["axis"] = config["axis"] | _CONFIG["axis"]

@@ -7,7 +7,7 @@ documents is shown as text, never as markup; the page's security policy forbids 
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,7 @@ class Contents(NamedTuple):
         documents: whole documents by id, of the runs that are shown in full; None if ``runs`` are
             whole.
         history: figures over the commits of a repository.
+        shipped: which of ``accuracy`` and ``claims`` ship with moebench and are not the user's.
     """
 
     runs: Sequence[Document]
@@ -76,6 +77,7 @@ class Contents(NamedTuple):
     settings: Settings = NO_SETTINGS
     documents: Mapping[str, Document] | None = None
     history: Since | None = None
+    shipped: Collection[str] = ()
 
 
 def render(contents: Contents, out: Path, source: str = "the store") -> None:
@@ -125,6 +127,7 @@ def page(contents: Contents, source: str) -> str:
         history=history,
         history_caption=CAPTION,
         tables=tables,
+        shipped=sections.SHIPPED | {*contents.shipped},
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,
         packed={

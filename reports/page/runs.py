@@ -50,6 +50,10 @@ def _listed(run: Document, command: str | None, whole: bool) -> Plain:
         "simulated": bool(run["simulated"]),
         "lossless": is_lossless(run),
         "command": command,
+        "machine": spec.get("machine"),
+        "capacity": spec.get("cache_ratio"),
+        "alpha": spec.get("alpha"),
+        "code": _code_of(run),
         "v": {
             figure.key: figure.text(value)
             for figure in shown("compare" if whole else "brief runs")
@@ -58,6 +62,12 @@ def _listed(run: Document, command: str | None, whole: bool) -> Plain:
         "tpot": dig(run, "metrics.tpot_ms.mean"),
         "notes": fidelity.notes(run),
     }  # fmt: skip
+
+
+def _code_of(run: Document) -> str:
+    """Return the commit of moebench that made a run, or its version if it was no checkout."""
+    commit, version = dig(run, "provenance.commit"), dig(run, "provenance.versions.moebench")
+    return f"commit {commit[:12]}" if commit else f"version {version or 'unknown'}"
 
 
 def detailed(runs: Sequence[Document]) -> list[str]:

@@ -14,6 +14,9 @@ from moebench.results.claims import Exhibit, PaperResult
 from moebench.results.document import Document
 from moebench.results.store import Cell
 
+#: Sections that always hold what ships with moebench.
+SHIPPED = frozenset({"fidelity", "components"})
+
 
 class Part(NamedTuple):
     """A table of a section: its title (may be empty), headers and cells of text."""

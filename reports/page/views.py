@@ -113,7 +113,7 @@ def _row(
         "lossless": row.lossless,
         "differs": dict(row.differs),
         "runs": [at[run_id] for run_id in row.run_ids],
-        "v": {figure.key: _value(row.values[figure.key], figure)
+        "v": {figure.key: _value(row.values[figure.key], figure) | _ends(runs, figure)
               for figure in shown("compare") if figure.key in row.values},
         "parts": _parts(runs),
         "changes": changes,
@@ -143,6 +143,15 @@ def _value(value: Value, figure: Metric) -> Plain:
     if value.stderr is not None:
         found["stderr"] = written(value.stderr, ".2g")
     return found
+
+
+def _ends(runs: Sequence[Document], figure: Metric) -> Plain:
+    """Return the ends of a single run's interval over the profile's ranges, as text, if known."""
+    ends = dig(runs[0], figure.ends) if len(runs) == 1 and figure.ends else None
+    if not ends or ends.get("low") is None:
+        return {}
+    high = ends.get("high")
+    return {"ends": [figure.text(ends["low"]), "?" if high is None else figure.text(high)]}
 
 
 def _parts(runs: Sequence[Document]) -> Plain | None:

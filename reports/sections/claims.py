@@ -7,12 +7,12 @@ from moebench.reports.text import MISSING, TextTable, text_table
 from moebench.results.claims import ClaimResult, Measured, PaperResult, Verdict
 
 HEADERS = (
-    "claim", "place", "statement", "paper", "here", "95 % interval", "unit", "verdict",
+    "claim", "place", "statement", "paper", "moebench", "95 % interval", "unit", "verdict",
     "reproduced if", "direction if", "badge", "conditions",
 )  # fmt: skip
 
 CAPTION = (
-    "Bands were written down before measuring; the value decides, not its interval. Direction "
+    "Bands were written down before the runs; the value decides, not its interval. Direction "
     "only: the paper's order or sign, not its size. A badge says what times rest on; counted: no "
     "time is in the figure."
 )
@@ -85,7 +85,7 @@ def markdown(results: Sequence[PaperResult]) -> str:
     parts = [f"{summary(results)}.", "", CAPTION, ""]
     for result in results:
         parts += [f"## {result.title}", "", _made(result), ""]
-        shown = ("claim", "place", "statement", "paper", "here", "unit", "verdict")
+        shown = ("claim", "place", "statement", "paper", "moebench", "unit", "verdict")
         parts += [_row(shown), _row(["---"] * len(shown))]
         at = [HEADERS.index(name) for name in shown]
         parts += [_row([line[i] for i in at]) for line in lines(result)]
@@ -113,8 +113,8 @@ def _difference(claim: ClaimResult) -> list[str]:
     else:
         unit = "" if claim.unit == "1" else f" {claim.unit}"
         found[0] += (
-            f"Here {figure(claim.measured)}{unit} (interval {ends(claim.measured)}), in the paper "
-            f"{paper_figure(claim)}{unit}; reproduced if {claim.reproduced}: {claim.why}"
+            f"moebench: {figure(claim.measured)}{unit} (interval {ends(claim.measured)}), in the "
+            f"paper {paper_figure(claim)}{unit}; reproduced if {claim.reproduced}: {claim.why}"
         )
     if claim.explanation:
         found.append(claim.explanation)

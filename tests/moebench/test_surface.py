@@ -51,6 +51,7 @@ OPTIONS = {
     "report": {
         "--html", "--csv", "--latex", "--figures", "--markdown", "--intervals", "--accuracy",
         "--claims", "--since", "--metric", "--store", "--json", "--wandb", "--mlflow",
+        "--shipped",
     },
     "show": {"--store", "--json"},
     "rm": {"--store"},

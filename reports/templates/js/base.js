@@ -29,11 +29,7 @@ const command = (run) => {
   return text === null
     ? h("p", { class: "caption" }, `moebench show ${run.id} prints the command of this run.`)
     : h("div", { class: "command" }, h("code", {}, text),
-        h("button", { type: "button", onclick: (event) => {
-          // Without a secure context there is no clipboard: select the text for copying by hand.
-          if (navigator.clipboard) navigator.clipboard.writeText(text).then(() => { event.target.textContent = "copied"; });
-          else getSelection().selectAllChildren(event.target.previousSibling);
-        } }, "copy"));
+        h("button", { type: "button", onclick: () => copyText(text) }, "copy"));
 };
 
 // Makes a table sortable by its headers: by each cell's data-v, or by its text.

@@ -6,18 +6,18 @@ const fitted = (given, rows, width) => {
   const spec = structuredClone(given), meta = spec.usermeta ?? {};
   if (rows === null) return spec; // the spec contains its data
   spec.data = { values: rows };
-  if (meta.colours) {
+  const colour = () => {
     const { field, known, spare } = meta.colours;
     const found = new Set(rows.map((row) => row[field]));
     const names = [...Object.keys(known).filter((name) => found.has(name)), ...[...found].filter((name) => !(name in known))];
     let next = 0;
     const range = names.map((name) => known[name] ?? spare[next++ % spare.length]);
     spec.encoding.color.scale = { domain: names, range };
-    const shapes = names.map((name) => data.shapes[name] ?? "circle");
+    const shapes = names.map((name) => (meta.colours.shapes ?? data.shapes)[name] ?? "circle");
     for (const layer of spec.layer ?? []) {
       if (layer.encoding?.shape) layer.encoding.shape.scale = { domain: names, range: shapes };
     }
-  }
+  };
   for (const [channel, field] of Object.entries(meta.sort ?? {})) {
     spec.encoding[channel].sort = [...new Set(rows.toSorted((a, b) => a.rank - b.rank).map((row) => row[field]))];
   }
@@ -37,6 +37,8 @@ const fitted = (given, rows, width) => {
       spec.encoding[channel].axis.title += ", logarithmic";
     }
   }
+  if (meta.leaders) spec.data.values = led(spec, meta.leaders, rows, width);
+  if (meta.colours) colour();
   // Bars have a fixed height.
   if (spec.height.step) spec.height = given.height.step * new Set(rows.map((row) => row[spec.encoding.y.field])).size;
   if (width < 480) {
@@ -57,16 +59,32 @@ const CONFIG = {
   title: { color: "var(--ink)" },
 };
 
+// A canvas cannot read CSS variables: its colours are those of the theme at the time.
+const resolved = (spec) => {
+  const probe = h("i");
+  document.body.append(probe);
+  const text = JSON.stringify({ ...spec, config: { ...CONFIG, ...spec.config } }).replace(/var\(--\w+\)/g, (name) => {
+    probe.style.color = name;
+    return getComputedStyle(probe).color;
+  });
+  probe.remove();
+  return JSON.parse(text);
+};
+
+const isFolded = (element) => element.closest("details:not([open])") !== null;
 const draw = async (chart) => {
   const figure = DRAWN.get(chart);
-  if (!figure || chart.dataset.state) return;
+  if (!figure || chart.dataset.state || isFolded(chart)) return;
   chart.dataset.state = "drawing";
   const actions = { export: true, source: false, compiled: false, editor: false };
   const renderer = (figure.rows?.length ?? 0) > data.svgLimit ? "canvas" : "svg";
   try {
     const spec = fitted(figure.spec, figure.rows, chart.clientWidth);
-    const result = await vegaEmbed(chart, spec, { mode: "vega-lite", renderer, actions, config: CONFIG });
-    result.view.addEventListener("click", (event, item) => { if (item?.datum && figure.click) figure.click(item.datum); });
+    const result = await vegaEmbed(chart, renderer === "canvas" ? resolved(spec) : spec, { mode: "vega-lite", renderer, actions, config: CONFIG });
+    result.view.addEventListener("click", (event, item) => {
+      const datum = item?.datum?.datum ?? item?.datum; // the nearest point is wrapped
+      if (datum && figure.click) figure.click(datum);
+    });
     chart.dataset.state = "drawn";
   } catch (error) {
     chart.dataset.state = "failed";
@@ -74,17 +92,37 @@ const draw = async (chart) => {
     console.error(error);
   }
 };
-// Charts are drawn when they come near the screen, so that large pages open at once.
+
+// Charts near the screen are drawn first, then all others one by one while the browser is idle: a
+// capture of the whole page has them.  What is folded is drawn when the reader opens it.
 const near = new IntersectionObserver(
-  (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => { near.unobserve(entry.target); draw(entry.target); }),
+  (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => draw(entry.target)),
   { rootMargin: "400px" },
 );
-addEventListener("beforeprint", () => document.querySelectorAll(".chart").forEach(draw));
+const waiting = () => [...document.querySelectorAll(".chart:not([data-state])")].filter((chart) => DRAWN.has(chart) && !isFolded(chart));
+const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 50));
+let drawing = false;
+const drawRest = () => {
+  if (drawing) return;
+  drawing = true;
+  document.documentElement.dataset.charts = "drawing";
+  const next = async () => {
+    const [chart] = waiting();
+    if (chart) await draw(chart);
+    drawing = waiting().length > 0 || document.querySelector(".chart[data-state=drawing]") !== null;
+    if (drawing) idle(next, { timeout: 200 });
+    else document.documentElement.dataset.charts = "drawn";
+  };
+  idle(next, { timeout: 200 });
+};
+document.addEventListener("toggle", (event) => { if (event.target.open) drawRest(); }, true);
+addEventListener("beforeprint", () => waiting().forEach(draw));
 
 const chartOf = (name, spec, rows, click) => {
   const chart = h("div", { class: "chart", "data-figure": name });
   DRAWN.set(chart, { spec, rows: typeof rows === "function" ? rows() : rows, click });
   near.observe(chart);
+  drawRest();
   return chart;
 };
 const figure = ({ name, title, rows, note, click, spec = data.specs[name] }) =>

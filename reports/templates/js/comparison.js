@@ -9,9 +9,10 @@ const told = (figure, row) => {
   return [`${row.system}: ${figure.label} ${value.text}${unitOf(figure)}`,
     value.n > 1 ? `mean over ${value.n} cells` : null,
     value.half === undefined ? null : `95 % interval ± ${value.half}`,
+    value.ends === undefined ? null : `${value.ends.join(" to ")}${unitOf(figure)} over the ranges of the hardware profile`,
     value.stderr === undefined ? null : `standard error ${value.stderr}`,
     `${row.badge}; ${runs.length > 3 ? plural(runs.length, "run") : `run ${runs.join(", ")}`}`,
-    "click for the commands"].filter(Boolean).join("\n");
+    "click to copy"].filter(Boolean).join("\n");
 };
 
 // Dialog with a row's runs, their values, and the commands that repeat them.
@@ -20,13 +21,16 @@ const detail = (table, row) => {
   const figures = data.figures.filter((figure) => row.v[figure.key]);
   const lines = figures.map((figure) => {
     const value = row.v[figure.key];
-    return h("tr", {}, h("th", { scope: "row" }, figure.label), h("td", { class: "number" }, value.text),
-      h("td", {}, figure.unit), h("td", { class: "number" }, value.half === undefined ? "" : `± ${value.half}`),
-      row.runs.map((at) => h("td", { class: "number" }, data.runs[at].v[figure.key] ?? "")));
+    const ofRun = (at) => copyable(h("td", { class: "number" }, data.runs[at].v[figure.key] ?? ""),
+      () => runLineOf(data.runs[at], `${figure.label} ${data.runs[at].v[figure.key]}${unitOf(figure)}`));
+    return h("tr", {}, h("th", { scope: "row" }, figure.label),
+      copyable(h("td", { class: "number" }, value.text), () => rowLine(table, row, quantity(figure, value))),
+      h("td", {}, figure.unit), h("td", { class: "number" }, value.half === undefined ? "" : `± ${value.half}`), row.runs.map(ofRun));
   });
   dialog.replaceChildren(h("div", {},
     h("button", { type: "button", onclick: () => dialog.close(), autofocus: true }, "close"),
     h("h3", {}, `${row.system}, ${table.title}`), h("p", { class: "caption" }, table.said),
+    h("div", { class: "copied", role: "status", "aria-live": "polite" }),
     row.reference ? h("p", { class: "note" }, `A bound, not a competitor: ${row.reference}.`) : null,
     h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, ["figure", "mean", "unit", "95 % interval"].map((text) => h("th", { scope: "col" }, text)),
@@ -35,6 +39,7 @@ const detail = (table, row) => {
     h("h4", {}, "Runs and the commands that repeat them"),
     row.runs.map((at) => h("div", {}, h("a", { href: `#run-${at}`, onclick: () => { dialog.close(); openRun(at); } }, `run ${data.runs[at].id}`),
       ` ${data.runs[at].workload}, seed ${data.runs[at].seed} `, chip(data.runs[at].badge), command(data.runs[at])))));
+  stops();
   dialog.showModal();
 };
 
@@ -60,9 +65,10 @@ const systemsTable = (table) => {
     const value = row.v[figure.key];
     if (!value) return h("td", { class: "number none" }, "–");
     const some = value.n < table.cells.length ? ` (${value.n} of ${table.cells.length})` : "";
-    return h("td", { class: `number${mark(figure, row)}`, "data-v": value.mean, title: told(figure, row), onclick: () => detail(table, row) },
+    return copyable(h("td", { class: `number${mark(figure, row)}`, "data-v": value.mean, title: told(figure, row) },
       value.text, value.stderr === undefined ? null : h("small", {}, ` ± ${value.stderr}`),
-      value.sure ? h("small", { class: MAIN.includes(figure.key) ? null : "interval" }, ` ± ${value.half}`) : null, some && h("small", {}, some));
+      value.sure ? h("small", { class: MAIN.includes(figure.key) ? null : "interval" }, ` ± ${value.half}`) : null, some && h("small", {}, some)),
+      () => rowLine(table, row, quantity(figure, value)), () => detail(table, row));
   };
   const remark = (row) => [row.reference && `a bound: ${row.reference}`,
     ...Object.entries(row.differs).map(([name, text]) => `${name} ${text} ≠`)].filter(Boolean).join("; ");
@@ -130,7 +136,7 @@ const places = (tables) => {
 };
 const folded = (summary, make, open = false, attributes = {}) => {
   const fold = h("details", { open, ...attributes }, h("summary", {}, summary));
-  const fill = () => { if (fold.open && fold.children.length === 1) fold.append(...[make()].flat()); };
+  const fill = () => { if (fold.open && fold.children.length === 1) { fold.append(...[make()].flat()); stops(); } };
   if (open) fill();
   fold.addEventListener("toggle", fill);
   return fold;
@@ -206,10 +212,12 @@ const heatMap = (rows) => {
     const { background, ink } = rampColour(Math.log(Math.max(ratio, 1)) / Math.log(worst));
     const text = `${row.system} in ${table.title}: TPOT ${row.v.tpot_ms.text} ms, ${ratio.toFixed(2)} times the lowest` +
       (range ? `, 95 % interval ${range}` : "") + (best.length > 1 && best.includes(row) ? `; ${named(best)}` : "") +
-      (row.lossless === false ? "; lossy" : "") + (row.reference ? `; a bound: ${row.reference}` : "") + `\n${row.badge}; click for runs and commands`;
+      (row.lossless === false ? "; lossy" : "") + (row.reference ? `; a bound: ${row.reference}` : "") + `\n${row.badge}; click to copy`;
     const place = best.includes(row) ? (best.length > 1 ? "tied" : "best") : "";
-    const cell = h("td", { class: `${place}${row.reference ? " reference" : ""}`, title: text, "data-ratio": ratio,
-      onclick: () => detail(table, row) }, ratio < 100 ? ratio.toFixed(2) : ratio.toFixed(0), range ? h("small", { class: "interval" }, range) : null);
+    const cell = copyable(h("td", { class: `${place}${row.reference ? " reference" : ""}`, title: text, "data-ratio": ratio },
+      ratio < 100 ? ratio.toFixed(2) : ratio.toFixed(0), range ? h("small", { class: "interval" }, range) : null),
+    () => rowLine(table, row, `${ratio.toFixed(2)} times the lowest TPOT, ${best[0].system}'s${range ? ` (95 % interval ${range})` : " (no interval)"}, ${quantity(figureOf.tpot_ms, row.v.tpot_ms)}`),
+    () => detail(table, row));
     Object.assign(cell.style, { background, color: ink });
     return cell;
   };
@@ -226,6 +234,7 @@ const heatMap = (rows) => {
   const more = rest > 0 ? h("button", { type: "button", onclick: (event) => {
     event.target.remove();
     body.append(...rows.slice(HEAT_ROWS).map(line));
+    stops();
   } }, `show ${plural(rest, "more comparison")}`) : null;
   const ramp = h("span", { class: "ramp" }, "1× (lowest)", h("i", {}), `${worst.toPrecision(2)}×, logarithmic`);
   ramp.querySelector("i").style.background = `linear-gradient(to right, ${RAMPS[theme()].join(", ")})`;

@@ -120,19 +120,20 @@ const throughputs = (found) => main(found).map((table) => {
 const bounds = (found) => main(found).map((table) => ({ name: "bound", title: label(table), click: opens(found),
   rows: chosen(table).filter((row) => row.bound_ratio && row.tpot_ms) })).filter((one) => one.rows.length > 1);
 
+const GREY = (what) => ` Of more than ${MOST} systems, the first ${MOST} by ${what} are coloured; the others are grey, and pointing at one shows its name.`;
 const SECTIONS = [
   { id: "trade", title: "Speed against accuracy", forms: Object.fromEntries(["kl", "agreement", "score"].map((key) => [key, [figureOf[key].label, trades(key)]])),
-    caption: "Each point is a system; a line joins its values of α. Dashed: the Pareto front; no other system is both faster and closer to the lossless model than one on it. Bounds are excluded." },
+    caption: "Each point is a system; a line joins its values of α. Dashed: the Pareto front; no other system is both faster and closer to the lossless model than one on it. Bounds are excluded." + GREY("TPOT, those on the front before the others,") },
   { id: "over", title: "TPOT over batch, α and capacity", forms: { batch: ["batch", (t) => [overs(main(t), "batch"), overs(t, "batch")].find((ones) => ones.length) ?? []], alpha: ["α", (t) => overs(t, "alpha")], ratio: ["capacity", (t) => overs(t, "ratio")] },
-    caption: "Mean TPOT of each system; bars are 95 % intervals over workloads and seeds, if there are several. All conditions are equal at each value of the horizontal axis; along it, device memory (capacity) or the number of prompts (batch) may differ." },
+    caption: "Mean TPOT of each system; bars are 95 % intervals over workloads and seeds, if there are several. All conditions are equal at each value of the horizontal axis; along it, device memory (capacity) or the number of prompts (batch) may differ." + GREY("TPOT at the end of the horizontal axis") },
   { id: "time", title: "Parts of TPOT", forms: { share: ["share of TPOT", times("share")], ms: ["ms per token", times("ms")] },
     caption: "The device's time per decoded token: it computes, or waits for loads of experts, for experts computed on the host, or for the control thread, which launches its work." },
   { id: "ablation", title: "Ablation", forms: { steps: ["steps", ablations] },
     caption: "TPOT from the most reduced system (top) to the complete one (bottom). Each step restores a decision of the system; the percentage is the change from the step before. Other reduced systems are listed first." },
   { id: "hits", title: "Hit ratio by capacity", forms: { ratio: ["capacity", (t) => overs(t, "ratio", "hits")] },
-    caption: "Share of the experts used by a decoded layer that were complete on the device when the layer's gate was known." },
+    caption: "Share of the experts used by a decoded layer that were complete on the device when the layer's gate was known." + GREY("hit ratio at the end of the horizontal axis") },
   { id: "throughput", title: "Distribution of decode throughput over tokens", forms: { all: ["all", throughputs] },
-    caption: "Each curve is a run: the share of its decoded tokens at this throughput or less (DuoServe-MoE, Fig. 6). Further right is faster, steeper is more uniform; dash patterns distinguish workloads. A token's throughput is batch / step time; prefill is excluded." },
+    caption: "Each curve is a run: the share of its decoded tokens at this throughput or less (DuoServe-MoE, Fig. 6). Further right is faster, steeper is more uniform; dash patterns distinguish workloads. A token's throughput is batch / step time; prefill is excluded." + GREY("mean throughput") },
   { id: "bound", title: "TPOT and its lower bound", forms: { all: ["all", bounds] },
     caption: "Tick: the least TPOT that machine and routing allow with the system's own slots. Point: its TPOT. Number: their ratio. A system with fewer slots has a higher bound." },
 ];

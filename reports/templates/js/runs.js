@@ -9,7 +9,13 @@ const latencyTable = (run, doc) => {
   const digits = (key) => Number(figureOf[key].form[1]);
   const text = (key, value) => (value === null || value === undefined ? "–" : value.toFixed(digits(key)));
   const line = (key, value, more = "") => h("tr", {}, h("th", { scope: "row" }, figureOf[key].label + more),
-    names.map((name) => h("td", { class: "number", "data-v": value?.[name] }, text(key, value?.[name]))));
+    names.map((name) => {
+      const cell = h("td", { class: "number", "data-v": value?.[name] }, text(key, value?.[name]));
+      const known = value?.[name] === null || value?.[name] === undefined ? null : name;
+      const ends = name === "mean" ? doc.interval?.[key] : null;
+      const range = ends ? ` (${text(key, ends.low)} to ${ends.high === null ? "?" : text(key, ends.high)} ms over the ranges of the hardware profile)` : " (no interval)";
+      return known ? copyable(cell, () => runLineOf(run, `${figureOf[key].label}${more}, ${name} ${text(key, value[name])} ms${range}`)) : cell;
+    }));
   const single = (key, value, more) => line(key, { mean: value }, more);
   const interval = doc.interval?.tpot_ms;
   return [h("p", {}, `Times in ms, ${basisOf(run)} `, chip(run.badge), interval
@@ -54,6 +60,7 @@ const runLine = (at) => {
     if (!fold.open || fold.dataset.state) return;
     fold.dataset.state = "filling";
     fold.append(h("div", {}, await runBody(at)));
+    stops();
     fold.dataset.state = "filled";
   });
   return fold;

@@ -13,7 +13,9 @@ const refresh = () => {
   byId("left-out").replaceChildren(...view().leftOut.map((text) => h("p", { class: "note" }, text)));
   byId("charts").replaceChildren(...[...SECTIONS.map((section) => chartSection(section, found)), timelineSection(found)].filter(Boolean));
   byId("single").replaceChildren(runsSection());
-  byId("contents").replaceChildren(...[...document.querySelectorAll("main section[id]")].filter((one) => !one.hidden)
+  stops();
+  byId("contents").replaceChildren(...[...document.querySelectorAll("main section[id]")]
+    .filter((one) => !one.hidden && !one.parentElement.closest("section"))
     .map((one) => h("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
 };
 readView();
@@ -26,13 +28,22 @@ byId("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark";
   const heat = heatMap(heatRows(shown())); // its colours follow the theme
   if (heat) byId("heat").replaceChildren(heat);
+  stops();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
-document.querySelectorAll("table.text").forEach(sortable);
+document.querySelectorAll("table.text").forEach((table) => sortable(table));
 document.querySelectorAll(".chart[data-drawn]").forEach((chart) => {
   DRAWN.set(chart, data.drawn[chart.dataset.drawn]);
   near.observe(chart);
 });
 refresh();
+// An address may name what is folded.
+const unfold = () => {
+  const target = location.hash.startsWith("#?") ? null : byId(location.hash.slice(1));
+  for (let fold = target?.closest("details:not([open])"); fold; fold = fold.parentElement.closest("details:not([open])")) fold.open = true;
+};
+addEventListener("hashchange", unfold);
+unfold();
 if (/^#run-\d+$/.test(location.hash)) openRun(Number(location.hash.slice(5)));
+drawRest();
 document.documentElement.dataset.state = "ready";

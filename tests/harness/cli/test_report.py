@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,10 @@ def test_failures_alone_are_shown() -> None:
 
 def test_the_stores_own_accuracy_table_is_shown_and_the_shipped_one_is_marked(here: Path) -> None:
     stored(run("a"))
-    assert "shipped with moebench: " in call("report", "--markdown").out
+    assert "shipped with moebench" not in call("report", "--markdown").out
+    added = call("report", "--markdown", "--shipped").out
+    assert "shipped with moebench: " in added
+    assert re.search(r"### claims of SMoE.*, shipped with moebench", added)
     write_table(here / ".moebench" / "alpha.csv", ROWS)
     own = call("report", "--markdown").out
     assert f".moebench/alpha.csv: {len(ROWS)} cells computed by code code" in own
@@ -88,11 +92,33 @@ def test_every_output_of_one_store(here: Path) -> None:
     assert called.code == 0
     assert [one["run_id"] for one in called.json] == ["a", "b"]
     assert {path.name for path in (here / "csv").iterdir()} == {
-        "runs.csv", "comparisons.csv", "accuracy.csv",
+        "runs.csv", "comparisons.csv",
     }  # fmt: skip
     assert {"comparison-S3-batch-1.tex", "runs.tex", "report.tex"} <= {
         path.name for path in (here / "tex").iterdir()
     }
+
+
+def test_files_have_only_the_store_s_results_unless_asked(here: Path) -> None:
+    stored(run("a"), run("b", system="lru"))
+
+    def names(*options: str) -> dict[str, set[str]]:
+        folders = {
+            kind: str(here / f"{kind}{len(options)}") for kind in ("csv", "latex", "figures")
+        }
+        asked = [text for kind, folder in folders.items() for text in (f"--{kind}", folder)]
+        assert call("report", *asked, *options).code == 0
+        return {
+            kind: {path.name for path in Path(folder).iterdir()} for kind, folder in folders.items()
+        }
+
+    own, added = names(), names("--shipped")
+    assert not any("accuracy" in name or "claims" in name for name in own["csv"] | own["latex"])
+    assert not any("against" in name for name in own["figures"])
+    assert "accuracy.csv" in added["csv"]
+    assert {"accuracy-S1-smoe.tex", "claims-smoe.tex"} <= added["latex"]
+    assert any("against" in name for name in added["figures"])
+    assert all(own[kind] < added[kind] for kind in own)
 
 
 def test_on_a_terminal_comparisons_come_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +132,7 @@ def test_on_a_terminal_comparisons_come_first(here: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("sys.stdout", screen)
     from moebench.harness.cli.app import main
 
-    assert main(["report"]) == 0
+    assert main(["report", "--shipped"]) == 0
     text = screen.getvalue()
     assert 0 < text.index("S3, batch 1") < text.index("shipped with") < text.index("2 runs")
     assert "software lean" in text

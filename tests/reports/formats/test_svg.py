@@ -140,6 +140,22 @@ def test_files_are_pictures(tmp_path: Path) -> None:
             assert "lru" in texts
 
 
+def test_a_file_of_many_lines_names_the_leaders_alone(tmp_path: Path) -> None:
+    runs = [
+        ran(f"sys{n}", 10.0 * (n + 1) * batch, batch=batch) for n in range(8) for batch in (1, 3)
+    ]
+    one = drawn(runs)["batch S3 qwen2-57b-a14b"]
+    (file, _) = write_figures([one], tmp_path)
+    texts = {e.text for e in ElementTree.parse(file).iter() if e.tag.endswith("text")}
+    assert {f"sys{n}" for n in range(6)} <= texts
+    assert not {"sys6", "sys7"} & texts
+    assert "grey: 2 others" in texts
+    grey = [
+        e for e in ElementTree.parse(file).iter() if e.get("stroke") == svg._COLOURS["var(--rest)"]
+    ]
+    assert len(grey) == 2, "a line each"
+
+
 def test_text_is_escaped_and_names_are_safe(tmp_path: Path) -> None:
     runs = [ran(HOSTILE, 10.0, setting="../S3/<b>"), ran("lru", 30.0, setting="../S3/<b>")]
     written = write_figures([*drawn(runs).values()][:1], tmp_path)

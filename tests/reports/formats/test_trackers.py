@@ -97,7 +97,6 @@ def test_a_missing_package_is_one_line_before_anything_is_read(
     assert list(here.iterdir()) == []
 
 
-
 @pytest.mark.parametrize("project", ["a/b/c", "a/", "/b"])
 def test_a_project_of_another_form_is_refused(project: str) -> None:
     with pytest.raises(UsageError, match="expected PROJECT or ENTITY/PROJECT"):

@@ -178,6 +178,124 @@ def test_filters_act_on_tables_charts_and_runs(browser: Any, store: Path) -> Non
     assert complaints == []
 
 
+CROWD = [f"sys{n}" for n in range(8)]
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of eight systems in two batches, sys0 the fastest and sys7 the slowest."""
+    runs = []
+    for n, system in enumerate(CROWD):
+        for batch in (1, 3):
+            one = run(f"{system}-{batch}", system=system, batch=batch, overrides={}, alpha=None)
+            one["metrics"]["tpot_ms"]["mean"] = 10.0 * (n + 1) * batch
+            one["accuracy"]["kl"] = 0.01 * (n + 1)
+            runs.append(one)
+    out = tmp_path_factory.mktemp("crowd") / "report.html"
+    render(Contents(runs), out)
+    return out
+
+
+#: The texts of a chart that can be seen, from top to bottom.
+SEEN = """chart => [...chart.querySelectorAll(".mark-text.role-mark text")]
+  .filter((text) => getComputedStyle(text).opacity !== "0" && text.textContent)
+  .sort((a, b) => a.getBoundingClientRect().y - b.getBoundingClientRect().y)
+  .map((text) => text.textContent)"""
+
+
+#: The colours of the lines that are drawn thick because the pointer is near.
+THICK = """chart => [...chart.querySelectorAll(".mark-line path[stroke-width='3']")]
+  .filter((path) => path.getAttribute("opacity") !== "0")
+  .map((path) => path.getAttribute("stroke"))"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_of_many_lines_six_are_named_and_the_others_when_pointed_at(
+    browser: Any, crowd: Path, width: int, scheme: str
+) -> None:
+    tab, complaints = open_page(browser, crowd, width, color_scheme=scheme)
+    chart = tab.locator("#over .chart")
+    chart.scroll_into_view_if_needed()
+    tab.wait_for_selector("#over .chart[data-state=drawn]")
+    assert chart.evaluate(SEEN) == CROWD[5::-1]
+    assert "grey: 2 others" in texts(tab, "#over .chart svg text")
+    rest = chart.locator("path[fill='var(--rest)']")
+    assert rest.count() == 4
+    assert chart.evaluate(THICK) == []
+    rest.last.hover(force=True)
+    tab.wait_for_function("count => document.querySelector('#vg-tooltip-element.visible')", arg=0)
+    assert chart.evaluate(SEEN)[0] == "sys7"
+    (colour,) = chart.evaluate(THICK)
+    assert colour not in ("var(--rest)", "transparent")
+    tab.locator("h1").hover()
+    assert chart.evaluate(SEEN) == CROWD[5::-1]
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    assert complaints == []
+
+
+def test_a_scatter_has_a_legend_of_its_leaders(browser: Any, crowd: Path) -> None:
+    tab, _ = open_page(browser, crowd)
+    tab.wait_for_selector("html[data-charts=drawn]")
+    legend = tab.locator("#trade .chart").first.locator(".role-legend-label text")
+    assert legend.all_text_contents() == CROWD[:6]
+
+
+def test_a_capture_of_the_whole_page_has_every_chart(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store)
+    tab.wait_for_selector("html[data-charts=drawn]", timeout=30_000)
+    assert tab.evaluate("scrollY") == 0
+    charts = tab.locator(".chart:visible")
+    assert charts.count() > 5
+    assert all(chart.locator("svg.marks path").count() for chart in charts.all())
+    assert complaints == []
+
+
+#: A browser that is never idle and in which nothing comes near the screen.
+BUSY = """window.requestIdleCallback = () => 0;
+  window.IntersectionObserver = class { observe() {} unobserve() {} };"""
+
+
+def test_charts_are_drawn_before_a_print_and_what_is_folded_stays_so(
+    browser: Any, store: Path
+) -> None:
+    context = browser.new_context()
+    context.add_init_script(BUSY)
+    tab = context.new_page()
+    tab.goto(store.as_uri())
+    tab.wait_for_selector("html[data-state=ready]", timeout=15_000)
+    shown = tab.locator(".chart:visible").count()
+    open_before = tab.locator("details[open]").count()
+    assert tab.locator(".chart[data-state]").count() == 0
+    tab.pdf()
+    assert tab.locator(".chart[data-state=drawn]").count() == shown > 5
+    assert tab.locator("details[open]").count() == open_before
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+def test_what_ships_is_a_folded_appendix(browser: Any, tmp_path: Path, shipped: bool) -> None:
+    contents = Contents(
+        [run()], accuracy=views(ROWS, ITEMS), claims=[result(DIFFERS)],
+        shipped=("accuracy", "claims") if shipped else (),
+    )  # fmt: skip
+    render(contents, tmp_path / "r.html", "the store")
+    tab, complaints = open_page(browser, tmp_path / "r.html")
+    assert tab.locator("#appendix > details:not([open])").count() == 1
+    assert "Nothing in this appendix is from the store" in tab.locator("#appendix").inner_text()
+    for name in ("accuracy", "claims"):
+        assert tab.locator(f"#appendix #{name}").count() == shipped
+        assert tab.locator(f"main > #{name}").count() == (not shipped)
+    assert tab.locator("#appendix #fidelity").count() == 1, "always of the package"
+    tab.wait_for_selector("html[data-charts=drawn]")
+    assert tab.locator("#accuracy .chart[data-state=drawn]").count() == (0 if shipped else 6)
+    links = tab.locator("nav a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+    assert links[-1] == "#appendix"
+    assert ("#accuracy" in links) is not shipped
+    tab.goto(f"{(tmp_path / 'r.html').as_uri()}#accuracy")
+    assert tab.locator("#appendix > details[open]").count() == shipped
+    tab.wait_for_selector("#accuracy .chart[data-state=drawn]")
+    assert complaints == []
+
+
 @pytest.fixture(scope="module")
 def budgets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of two systems with three device memories; in one they cannot be told apart."""
@@ -319,6 +437,109 @@ def test_a_number_leads_to_its_runs_and_commands(browser: Any, store: Path) -> N
     for part in ("Command that repeats the run", "versions.torch", "2.13.0", "profile_hash"):
         assert part in body
     assert "null" not in tab.locator("dialog").inner_text()
+    assert complaints == []
+
+
+LINE = (
+    "TPOT 11.00 ms (no interval), smoe (lossy), qwen2-57b-a14b, S1, capacity 25 % of experts, "
+    "batch 1, workload facts and gsm8k, machine a6000, simulated (estimate), "
+    "run S1-1-smoe-facts S1-1-smoe-gsm8k, moebench commit 0123456789ab"
+)
+
+
+def test_a_click_copies_a_number_with_its_conditions(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store, permissions=["clipboard-read", "clipboard-write"])
+    said = tab.locator("#copied")
+    assert (said.get_attribute("aria-live"), said.get_attribute("role")) == ("polite", "status")
+    assert said.inner_text() == ""
+    tab.locator(".systems td.number").first.click()
+    said.locator(".line").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == LINE
+    assert f"Copied: {LINE}" in said.inner_text()
+    assert said.is_visible()
+    said.get_by_text("runs and commands").click()
+    assert "moebench run --id S1-1-smoe-gsm8k" in tab.locator("dialog").inner_text()
+    tab.locator("dialog td[data-copy]").nth(1).click()  # the first run's own TPOT
+    tab.locator("dialog .copied .line").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == (
+        "TPOT 12.00 ms, smoe (lossy), qwen2-57b-a14b, S1, capacity 25 % of experts, batch 1, "
+        "workload facts, machine a6000, simulated (estimate), run S1-1-smoe-facts, "
+        "moebench commit 0123456789ab"
+    )
+    tab.keyboard.press("Escape")
+    tab.locator(".heat td[data-ratio]").nth(1).click()
+    said.locator(".line").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()").startswith(
+        "1.91 times the lowest TPOT, smoe's (95 % interval 1.60–2.26), TPOT 21.00 ms"
+    )
+    tab.keyboard.press("Escape")
+    assert said.inner_text() == ""
+    assert complaints == []
+
+
+def test_a_number_is_copied_by_keyboard(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store, permissions=["clipboard-read", "clipboard-write"])
+    table = tab.locator(".systems").first
+    assert table.locator("td[tabindex='0']").count() == 1, "one stop for a table"
+    table.locator("td[tabindex='0']").focus()
+    for key in ("ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowUp"):
+        tab.keyboard.press(key)
+    tab.keyboard.press("Enter")
+    tab.locator("#copied .line").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == LINE
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Space")
+    tab.wait_for_function("() => document.querySelector('#copied').textContent.includes('lru')")
+    assert tab.evaluate("navigator.clipboard.readText()").startswith("TPOT 21.00 ms")
+    assert table.locator("td[tabindex='0']").count() == 1
+    assert complaints == []
+
+
+@pytest.mark.parametrize("how", ["writeText = () => Promise.reject(new Error('refused'))", "gone"])
+def test_without_a_clipboard_the_text_is_shown_and_selected(
+    browser: Any, store: Path, how: str
+) -> None:
+    context = browser.new_context()
+    context.add_init_script(
+        "Object.defineProperty(navigator, 'clipboard', { value: undefined })"
+        if how == "gone"
+        else f"navigator.clipboard.{how}"
+    )
+    tab = context.new_page()
+    tab.goto(store.as_uri())
+    tab.wait_for_selector("html[data-state=ready]", timeout=15_000)
+    tab.locator(".systems td.number").first.click()
+    tab.locator("#copied textarea").wait_for()
+    assert "does not let the page copy" in tab.locator("#copied").inner_text()
+    assert tab.evaluate("getSelection().toString()") == LINE
+    tab.locator("#copied .close").click()
+    assert tab.evaluate("document.activeElement.matches('.systems td.number')")
+
+
+def test_other_tables_copy_their_row_and_where_it_is_from(browser: Any, tmp_path: Path) -> None:
+    contents = Contents([run()], accuracy=views(ROWS, ITEMS), shipped=["accuracy"])
+    render(contents, tmp_path / "r.html")
+    tab, complaints = open_page(
+        browser, tmp_path / "r.html", permissions=["clipboard-read", "clipboard-write"]
+    )
+    tab.locator("#appendix > details > summary").click()
+
+    def copied(selector: str) -> str:
+        tab.locator("#copied").evaluate("place => place.replaceChildren()")
+        tab.locator(selector).first.click()
+        tab.locator("#copied .line").wait_for()
+        return str(tab.evaluate("navigator.clipboard.readText()"))
+
+    value = copied("table.alpha data")
+    assert value.startswith("45.0 ± 3.5 at α = 0, workload gsm8k, n 200, score (%)")
+    assert "real datasets" in value
+    assert "computed by code code" in value
+    assert value.endswith("shipped with moebench, not of this store")
+    row = copied("#fidelity tbody td:nth-child(2)")
+    assert re.match(r"TPOT measured \(ms\) [\d.]+, system ", row)
+    assert "Simulated and measured times" in row
+    tab.locator("#fidelity thead button").nth(1).click()
+    assert tab.locator("#fidelity th[aria-sort=ascending]").count() == 1
     assert complaints == []
 
 

@@ -207,9 +207,9 @@ def test_the_curves_hold_every_cell(alpha_text: str) -> None:
         for measure in ("score", "agreement", "kl")
     ]  # fmt: skip
     assert list(drawn) == names
-    assert [(v["alpha"], v["value"], v["low"], v["high"]) for v in drawn[names[0]]["rows"]] == [
-        (one.alpha, one.score, one.score - 3.5, one.score + 3.5) for one in gsm8k()
-    ]
+    assert [
+        (v["alpha"], v["value"], v["value_low"], v["value_high"]) for v in drawn[names[0]]["rows"]
+    ] == [(one.alpha, one.score, one.score - 3.5, one.score + 3.5) for one in gsm8k()]
     assert {value["workload"] for value in drawn[names[-1]]["rows"]} == {"facts"}
 
 

@@ -52,14 +52,14 @@ def test_a_row_says_what_was_found_and_when_it_counts() -> None:
     del found["95 % interval"]
     assert found == {
         "claim": "A", "place": "Fig. 11", "statement": "mean | TPOT", "paper": "-24",
-        "here": "-11", "unit": "%", "verdict": "direction only", "reproduced if": "-34 to -14",
+        "moebench": "-11", "unit": "%", "verdict": "direction only", "reproduced if": "-34 to -14",
         "direction if": "≤ 0", "badge": "estimate", "conditions": "S1-S3",
     }  # fmt: skip
 
 
 def test_what_is_not_there_is_a_dash_and_never_a_zero() -> None:
     found = line(UNMEASURED)
-    assert (found["here"], found["95 % interval"], found["badge"]) == (MISSING,) * 3
+    assert (found["moebench"], found["95 % interval"], found["badge"]) == (MISSING,) * 3
     assert found["conditions"] == "a power meter"
     assert (paper_figure(HOLDS), figure(None), ends(None)) == (MISSING,) * 3
     assert ends(HOLDS.measured) == MISSING
@@ -81,8 +81,8 @@ def test_a_document_explains_what_was_not_reproduced() -> None:
     assert "3 claims: 1 reproduced, 1 direction only, 1 not measurable here." in text
     assert "Full run, 2026-02-03." in text
     assert (
-        "**A** (direction only). Here -11 % (interval -23.71 to 1.706 (2 seeds)), in the paper "
-        "-24 %; reproduced if -34 to -14: its spread"
+        "**A** (direction only). moebench: -11 % (interval -23.71 to 1.706 (2 seeds)), in the "
+        "paper -24 %; reproduced if -34 to -14: its spread"
     ) in text
     assert "Copies are pageable there." in text
     assert "- pageable: -21 (interval –), reproduced" in text
