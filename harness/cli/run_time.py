@@ -77,7 +77,7 @@ class Announcer:
     def learning(self, session: Any, store: Path) -> None:
         """Print how long the run's system learns, if the store does not hold what it learns."""
         from moebench.harness.run.live import ComputingSession
-        from moebench.harness.sweep.forecast import Learner, learns
+        from moebench.harness.sweep.forecast import Learner, contention, learns
 
         if not isinstance(session, ComputingSession):
             return
@@ -89,9 +89,10 @@ class Announcer:
         self._learns = True
         texts = len(learn.texts(session.spec, session.system, session.data_dir).examples)
         learner = Learner(session, texts)
-        write = learner.write_seconds(found.texts)
-        train = learner.train_seconds(found.policies, texts)
-        run = self._run_seconds(learner.pass_s)
+        slower = contention(1)
+        write = learner.write_seconds(found.texts) * slower
+        train = learner.train_seconds(found.policies, texts) * slower
+        run = self._run_seconds(learner.pass_s) * slower
         if write + train < SHORT_S:
             return
         for line in learning_lines(self._spec, texts, write, train, run):

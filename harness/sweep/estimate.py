@@ -1,7 +1,7 @@
 """Estimates of the wall time of runs and sweeps: pure functions of measured rates and of counts.
 
-`harness.sweep.forecast` measures the rates on this computer, or reads them from stored runs.  All
-rates are seconds of one core.
+`harness.sweep.forecast` measures the rates on this computer, or reads them from stored runs.
+Measured rates are CPU time, since the wall time of a short measurement depends on the scheduler.
 """
 
 import math
@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-#: Seconds to start a worker process: import the libraries.
-START_S = 4.0
+#: CPU time in seconds to start a worker process: import the libraries.
+START_S = 3.0
 
 #: Cost of a batch's prefill and scoring, in decoded tokens; used where only a sum is known.
 PREFILL_PASSES = 5
@@ -141,30 +141,27 @@ def makespan(times: Iterable[float], processes: int) -> float:
     return max(ends)
 
 
-def sweep_seconds(cells: Sequence[Expected], processes: int, slowdown: float = 1.0) -> float:
+def sweep_seconds(cells: Sequence[Expected], processes: int, start_s: float = START_S) -> float:
     """Return the wall time of a sweep.
 
     Args:
-        slowdown: of each process while all of them work.
+        start_s: time to start the workers.
     """
     if not cells:
         return 0.0
     times = list(zip(cells, each_seconds(cells), strict=True))
     together = [seconds for cell, seconds in times if not cell.alone]
     alone = sum(seconds for cell, seconds in times if cell.alone)
-    busy = min(processes, len(together))
-    return START_S + makespan(together, processes) * (slowdown if busy > 1 else 1.0) + alone
+    return start_s + makespan(together, processes) + alone
 
 
 def slowdown(load: float, processes: int, cores: int) -> float:
-    """Return how much slower each of several processes is than one measured process was.
+    """Return the wall time of each of several busy processes over its CPU time.
 
     Args:
-        load: number of runnable processes beside the measured one.
+        load: number of other runnable processes.
     """
-    share_then = min(1.0, cores / (load + 1))
-    share_now = min(1.0, cores / (load + processes))
-    return share_then / share_now
+    return max(1.0, (load + processes) / cores)
 
 
 class Task(NamedTuple):

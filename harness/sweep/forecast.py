@@ -12,7 +12,7 @@ What the store holds already takes no time.  `harness.sweep.estimate` computes w
 import os
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from moebench.harness.sweep.estimate import (
+    START_S,
     Counts,
     Expected,
     Part,
@@ -213,7 +214,7 @@ def _silent(done: int, total: int) -> None:
 
 
 class Learner:
-    """Measures how long a live run's system takes to learn.
+    """Measures how long a live run's system takes to learn, in CPU time.
 
     Attributes:
         pass_s: time of one decoded token of one text, all experts in memory.
@@ -239,9 +240,9 @@ class Learner:
         write(self._decoder, prompts[:1], 2, None)  # the first products are slower
         self.pass_s = self._pass(prompts[:1])[1]
         prompts_s, pass_s = self._pass(prompts)
-        began = time.monotonic()
+        began = time.process_time()
         self._text = self._read(prompts[0])
-        self.writing = Writing(prompts_s, pass_s, time.monotonic() - began)
+        self.writing = Writing(prompts_s, pass_s, time.process_time() - began)
 
     def _pass(self, prompts: list[list[int]]) -> tuple[float, float]:
         """Return the time of a group's prompts, and of each of its tokens after them."""
@@ -249,9 +250,9 @@ class Learner:
 
         times = []
         for tokens in (1, 4):
-            began = time.monotonic()
+            began = time.process_time()
             write(self._decoder, prompts, tokens, None)
-            times.append(time.monotonic() - began)
+            times.append(time.process_time() - began)
         return times[0], max(0.0, times[1] - times[0]) / 3
 
     def _read(self, prompt: list[int]) -> "RoutedSequence":
@@ -285,13 +286,13 @@ class Learner:
     def training(self, name: str) -> Training:
         """Return the measured rate of training one policy; of no epochs if it is not trained."""
         policy = self._learn.learners(self._session.spec.make_system())[name]
-        times: list[float] = [time.monotonic()]
+        times: list[float] = [time.process_time()]
         most = 0
 
         def epoch(done: int, total: int) -> None:
             nonlocal most
             most = total
-            times.append(time.monotonic())
+            times.append(time.process_time())
             if len(times) == 3:
                 raise _Enough
 
@@ -317,7 +318,7 @@ class _Enough(Exception):
 
 
 def measured(session: Any, scratch: Path) -> Rates:
-    """Return the rates of a cell from a short run of it, of which nothing is kept.
+    """Return the rates of a cell in CPU time from a short run of it, of which nothing is kept.
 
     Args:
         session: prepared for `short`.
@@ -326,12 +327,12 @@ def measured(session: Any, scratch: Path) -> Rates:
     """
     from moebench.harness.one_run import run
 
-    pace = Pace(after=min(TOKENS, session.spec.new_tokens) - 2, for_s=0.0)
+    pace = Pace(time.process_time, min(TOKENS, session.spec.new_tokens) - 2, for_s=0.0)
     with phase_listener(pace.phase):
         run(session, scratch)
     if pace.rates is not None and counts_of(session.spec).passes:
         return pace.rates
-    return Rates(0.0, time.monotonic() - pace.began, 0.0)
+    return Rates(0.0, time.process_time() - pace.began, 0.0)
 
 
 def short(spec: RunSpec) -> RunSpec:
@@ -422,7 +423,7 @@ class Forecaster:
 
     def of(self, jobs: Sequence[Job]) -> Forecast:
         """Return the forecast of cells that are run in this order."""
-        load = _load()
+        slower = contention(min(self.processes, len(jobs)))
         self._read_stored(jobs)
         self._measure(jobs)
         sources = dict.fromkeys((STORED, MEASURED, ALIKE, CONSTANT), 0)
@@ -431,16 +432,19 @@ class Forecaster:
             rates, source = self._rates_for(job.spec)
             sources[source] += 1
             seconds = run_seconds(counts_of(job.spec), rates)
-            parts = self._learning(job.spec)
+            if source != STORED:  # stored runs have wall times
+                seconds *= slower
+            parts = tuple(
+                Part(part.key, part.seconds * slower) for part in self._learning(job.spec)
+            )
             alone = job.spec.machine == "local"
             cells.append(Expected(kind_of(job.spec), seconds, parts, alone))
             self.progress(number, len(jobs))
-        slower = slowdown(load, min(self.processes, len(jobs)), os.cpu_count() or 1)
         tasks = {
             job.cell_id: Task((cell.kind, bool(cell.parts)), seconds, cell.alone)
             for job, cell, seconds in zip(jobs, cells, each_seconds(cells), strict=True)
         }
-        seconds = sweep_seconds(cells, self.processes, slower)
+        seconds = sweep_seconds(cells, self.processes, START_S * slower)
         return Forecast(tasks, seconds, sources, self.processes)
 
     def _read_stored(self, jobs: Sequence[Job]) -> None:
@@ -471,10 +475,18 @@ class Forecaster:
             if kind not in self._rates and measurable(job.spec):
                 work[kind] = work.get(kind, 0.0) + job.spec.prompts * job.spec.new_tokens
                 one.setdefault(kind, job.spec)
+        with tempfile.TemporaryDirectory() as folder:  # a drawn trace is drawn once for all kinds
+            self._measure_kinds(sorted(work, key=lambda kind: -work[kind]), one, Path(folder))
+
+    def _measure_kinds(
+        self, kinds: Sequence[tuple[Hashable, ...]], one: Mapping[tuple[Hashable, ...], RunSpec],
+        scratch: Path,
+    ) -> None:  # fmt: skip
+        """Measure a short run of one cell of each kind, until `MEASURE_S` has passed."""
         began = self.clock()
         shared: Any = None
         group = ""
-        for kind in sorted(work, key=lambda kind: -work[kind]):
+        for kind in kinds:
             if self.clock() - began > MEASURE_S:
                 return
             try:
@@ -482,8 +494,7 @@ class Forecaster:
                 now = str((session.spec.model, session.spec.weights, session.spec.expert_dtype))
                 shared = session.share(shared if now == group else None)
                 group = now
-                with tempfile.TemporaryDirectory() as folder:
-                    self._rates[kind] = measured(session, Path(folder))
+                self._rates[kind] = measured(session, scratch)
             except Exception:  # it cannot run here, or has a defect: the sweep reports both
                 continue
 
@@ -539,9 +550,10 @@ class Forecaster:
         )
 
 
-def _load() -> float:
-    """Return the number of other runnable processes, averaged over a minute; 0 if unknown."""
+def contention(processes: int) -> float:
+    """Return the wall time of busy processes over their CPU time, by the last minute's load."""
     try:
-        return os.getloadavg()[0]
+        load = os.getloadavg()[0]
     except OSError:
-        return 0.0
+        load = 0.0
+    return slowdown(load, processes, os.cpu_count() or 1)

@@ -32,7 +32,7 @@ OPTIONS = {
         "--calibrate-texts", "--seed", "--seeds",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
         "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
-        "--device", "--expert-dtype",
+        "--device", "--expert-dtype", "--quick",
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",
