@@ -60,8 +60,8 @@ MEASURE_S = 8.0
 #: Tokens of a short run.
 TOKENS = 17
 
-#: Tokens that a policy is trained on for a measurement: one of its batches.
-TRAINED = 256
+#: Tokens that a policy is trained on for a measurement: a few of its batches.
+TRAINED = 1024
 
 #: Folder below which no file can be created: whatever must be made there raises an OSError.
 _NOWHERE = Path(os.devnull)
@@ -304,10 +304,12 @@ class Learner:
         each = (times[-1] - times[-2]) / (len(texts) * self.text_tokens)
         return Training(each, most, getattr(policy, "tokens", float("inf")))
 
-    def train_seconds(self, names: Sequence[str], texts: int) -> float:
-        """Return the usual time to train policies on texts."""
+    def train_seconds(self, names: Sequence[str], texts: int) -> tuple[float, float]:
+        """Return the usual and the longest time to train policies on texts."""
         tokens = texts * self.text_tokens
-        return sum(training_seconds(tokens, self.training(name)) for name in names)
+        rates = [self.training(name) for name in names]
+        usual = sum(training_seconds(tokens, rate) for rate in rates)
+        return usual, sum(training_seconds(tokens, rate, rate.epochs) for rate in rates)
 
 
 class _Enough(Exception):
@@ -546,7 +548,7 @@ class Forecaster:
         learner = self._learners[asked]
         return (
             Part(found.written, learner.write_seconds(found.texts)),
-            Part(found.trained, learner.train_seconds(found.policies, texts)),
+            Part(found.trained, learner.train_seconds(found.policies, texts)[0]),
         )
 
 

@@ -137,7 +137,9 @@ def test_the_rates_of_learning_are_measured_and_nothing_is_kept() -> None:
     assert training.epochs == 3
     assert training.token_s > 0
     assert training.tokens == 65_536  # FlashMoE's most tokens
-    assert found.train_seconds(["evict"], 20) > found.train_seconds(["evict"], 2) > 0
+    usual, most = found.train_seconds(["evict"], 20)
+    assert usual > 0
+    assert most > 0
     assert not Path(".moebench").exists()
 
 
@@ -146,7 +148,7 @@ def test_a_policy_that_counts_is_not_trained() -> None:
     found = Learner(prepare(counted, None), 2)
     (name,) = learns(prepare(counted, None), Path(".moebench")).policies
     assert found.training(name).epochs == 0
-    assert found.train_seconds([name], 100) == 0
+    assert found.train_seconds([name], 100) == (0, 0)
 
 
 @pytest.mark.parametrize("system", ["adapmoe", "finemoe", "promoe", "duoserve", "moe-infinity"])
@@ -157,7 +159,9 @@ def test_every_shipped_learner_can_be_measured(system: str) -> None:
     assert found is not None
     assert found.texts == 2
     measured = Learner(session, 2)
-    assert measured.train_seconds(found.policies, 2) >= 0
+    usual, most = measured.train_seconds(found.policies, 2)
+    assert usual >= 0
+    assert (most > 0) == (system in ("promoe", "duoserve"))
 
 
 # ---------------------------------------------------------------------- sweeps
