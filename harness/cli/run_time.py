@@ -77,7 +77,7 @@ class Announcer:
     def learning(self, session: Any, store: Path) -> None:
         """Print how long the run's system learns, if the store does not hold what it learns."""
         from moebench.harness.run.live import ComputingSession
-        from moebench.harness.sweep.forecast import Learner, contention, learns
+        from moebench.harness.sweep.forecast import Learner, Load, learns
 
         if not isinstance(session, ComputingSession):
             return
@@ -88,10 +88,12 @@ class Announcer:
 
         self._learns = True
         texts = len(learn.texts(session.spec, session.system, session.data_dir).examples)
-        learner = Learner(session, texts)
-        slower = contention(1)
+        with Load() as load:
+            learner = Learner(session, texts)
+            trained = learner.train_seconds(found.policies, texts)
+        slower = load.slowdown(1)
         write = learner.write_seconds(found.texts) * slower
-        train, most = (s * slower for s in learner.train_seconds(found.policies, texts))
+        train, most = (seconds * slower for seconds in trained)
         run = self._run_seconds(learner.pass_s) * slower
         if write + train < SHORT_S:
             return

@@ -11,13 +11,14 @@ What the store holds already takes no time.  `harness.sweep.estimate` computes w
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from moebench.harness.sweep.estimate import (
     START_S,
@@ -112,6 +113,50 @@ class Pace:
         # The lossless model reads each text once for its scores, about as long as a prefill takes.
         batch_s = 2 * (self._decoded - self._prefilled)
         self.rates = Rates(self._prefilled - self.began, batch_s, pass_s)
+
+
+# ----------------------------------------------------------------------------- load
+
+
+class Load:
+    """Samples how many other processes could run, from a thread, while its context lasts.
+
+    Args:
+        file: Linux's load averages; the fourth field has the number of runnable tasks.
+        every_s: time between two samples.
+    """
+
+    def __init__(self, file: Path = Path("/proc/loadavg"), every_s: float = 0.1) -> None:
+        self._file, self._every_s = file, every_s
+        self._over = threading.Event()
+        self.samples: list[int] = []
+
+    def __enter__(self) -> Self:
+        """Take the first sample, and start the thread."""
+        self.sample()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="load")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop the thread."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self.sample()
+
+    def sample(self) -> None:
+        """Add the number of runnable tasks, but for the one that samples and the one that works."""
+        with suppress(OSError, ValueError, IndexError):
+            runnable = int(self._file.read_text().split()[3].partition("/")[0])
+            self.samples.append(max(0, runnable - 2))
+
+    def slowdown(self, processes: int) -> float:
+        """Return the wall time of busy processes over their CPU time, beside the sampled load."""
+        load = sum(self.samples) / len(self.samples) if self.samples else 0.0
+        return slowdown(load, processes, os.cpu_count() or 1)
 
 
 # ----------------------------------------------------------------------------- counts
@@ -425,20 +470,20 @@ class Forecaster:
 
     def of(self, jobs: Sequence[Job]) -> Forecast:
         """Return the forecast of cells that are run in this order."""
-        slower = contention(min(self.processes, len(jobs)))
-        self._read_stored(jobs)
-        self._measure(jobs)
+        with Load() as load:
+            self._read_stored(jobs)
+            self._measure(jobs)
+            learnt = [self._learning(job.spec) for job in jobs]
+        slower = load.slowdown(min(self.processes, len(jobs)))
         sources = dict.fromkeys((STORED, MEASURED, ALIKE, CONSTANT), 0)
         cells = []
-        for number, job in enumerate(jobs, 1):
+        for number, (job, made) in enumerate(zip(jobs, learnt, strict=True), 1):
             rates, source = self._rates_for(job.spec)
             sources[source] += 1
             seconds = run_seconds(counts_of(job.spec), rates)
             if source != STORED:  # stored runs have wall times
                 seconds *= slower
-            parts = tuple(
-                Part(part.key, part.seconds * slower) for part in self._learning(job.spec)
-            )
+            parts = tuple(Part(part.key, part.seconds * slower) for part in made)
             alone = job.spec.machine == "local"
             cells.append(Expected(kind_of(job.spec), seconds, parts, alone))
             self.progress(number, len(jobs))
@@ -550,12 +595,3 @@ class Forecaster:
             Part(found.written, learner.write_seconds(found.texts)),
             Part(found.trained, learner.train_seconds(found.policies, texts)[0]),
         )
-
-
-def contention(processes: int) -> float:
-    """Return the wall time of busy processes over their CPU time, by the last minute's load."""
-    try:
-        load = os.getloadavg()[0]
-    except OSError:
-        load = 0.0
-    return slowdown(load, processes, os.cpu_count() or 1)
