@@ -171,7 +171,11 @@ def slowdown(load: float, processes: int, cores: int) -> float:
 
 
 class Task(NamedTuple):
-    """A cell of a sweep that runs: its kind, and its expected time in seconds."""
+    """A cell of a sweep that runs: its kind, and its expected time in seconds.
+
+    Its kind is None if it may wait for a file that another cell makes: the time that it takes then
+    says nothing about other cells.
+    """
 
     kind: Hashable
     seconds: float
@@ -194,6 +198,8 @@ def remaining_seconds(
     """
     sums: dict[Hashable, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for cell, seconds in taken.items():
+        if tasks[cell].kind is None:
+            continue
         for key in ((tasks[cell].kind,), ()):
             sums[key][0] += seconds
             sums[key][1] += tasks[cell].seconds

@@ -487,10 +487,12 @@ class Forecaster:
             alone = job.spec.machine == "local"
             cells.append(Expected(kind_of(job.spec), seconds, parts, alone))
             self.progress(number, len(jobs))
-        tasks = {
-            job.cell_id: Task((cell.kind, bool(cell.parts)), seconds, cell.alone)
-            for job, cell, seconds in zip(jobs, cells, each_seconds(cells), strict=True)
-        }
+        tasks = {}
+        for job, cell, seconds in zip(jobs, cells, each_seconds(cells), strict=True):
+            by_itself = cell.seconds + sum(part.seconds for part in cell.parts)
+            # A cell that needs another one's file may wait for it.
+            kind = None if seconds < by_itself else (cell.kind, bool(cell.parts))
+            tasks[job.cell_id] = Task(kind, seconds, cell.alone)
         seconds = sweep_seconds(cells, self.processes, START_S * slower)
         return Forecast(tasks, seconds, sources, self.processes)
 

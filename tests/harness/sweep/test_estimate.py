@@ -162,6 +162,13 @@ def test_ended_cells_correct_their_kind_and_the_kinds_without_one() -> None:
     assert remaining_seconds(FOUR, dict.fromkeys(FOUR, 1.0), {}, 2) == 0
 
 
+def test_a_cell_that_may_have_waited_for_another_one_corrects_nothing() -> None:
+    tasks = {"a": Task(None, 10), "b": Task("learns", 100), "c": Task(None, 10)}
+    assert remaining_seconds(tasks, {"a": 90.0}, {"b": 90.0}, 2) == 10
+    # It is corrected like all others.
+    assert remaining_seconds(tasks, {"b": 200.0}, {}, 1) == 20 + 20
+
+
 def test_remaining_cells_that_run_alone_are_added() -> None:
     tasks = {"a": Task("live", 10), "b": Task("live", 10), "m": Task("local", 7, alone=True)}
     assert remaining_seconds(tasks, {}, {}, 2) == 10 + 7

@@ -232,10 +232,11 @@ def test_stored_runs_give_the_rates_of_their_kind_unless_their_system_learns() -
 def test_the_first_cell_learns_for_all_and_what_is_stored_takes_no_time() -> None:
     cells = [learner(prompts=1), learner(prompts=2)]
     first, second = forecast(*cells).tasks.values()
-    assert first.kind != second.kind or first.seconds > second.seconds / 2
+    assert first.kind is not None
+    assert second.kind is None, "it may wait for the first one"
     run(prepare(cells[0], None), Path(".moebench"))
     known = forecast(*cells)
-    assert all(not parts for _, parts in (task.kind for task in known.tasks.values()))
+    assert {task.kind[1] for task in known.tasks.values()} == {False}
 
 
 def test_cells_that_cannot_run_get_an_estimate_all_the_same() -> None:
