@@ -77,7 +77,7 @@ class Announcer:
     def learning(self, session: Any, store: Path) -> None:
         """Print how long the run's system learns, if the store does not hold what it learns."""
         from moebench.harness.run.live import ComputingSession
-        from moebench.harness.sweep.forecast import Learner, learns
+        from moebench.harness.sweep.forecast import Learner, Load, learns
 
         if not isinstance(session, ComputingSession):
             return
@@ -88,13 +88,16 @@ class Announcer:
 
         self._learns = True
         texts = len(learn.texts(session.spec, session.system, session.data_dir).examples)
-        learner = Learner(session, texts)
-        write = learner.write_seconds(found.texts)
-        train = learner.train_seconds(found.policies, texts)
-        run = self._run_seconds(learner.pass_s)
+        with Load() as load:
+            learner = Learner(session, texts)
+            trained = learner.train_seconds(found.policies, texts)
+        slower = load.slowdown(1)
+        write = learner.write_seconds(found.texts) * slower
+        train, most = (seconds * slower for seconds in trained)
+        run = self._run_seconds(learner.pass_s) * slower
         if write + train < SHORT_S:
             return
-        for line in learning_lines(self._spec, texts, write, train, run):
+        for line in learning_lines(self._spec, texts, write, train, most, run):
             self._say(line)
 
     def _run_seconds(self, pass_s: float) -> float:
@@ -107,22 +110,23 @@ class Announcer:
 
 
 def learning_lines(
-    spec: "RunSpec", texts: int, write_s: float, train_s: float, run_s: float
+    spec: "RunSpec", texts: int, write_s: float, train_s: float, most_s: float, run_s: float
 ) -> list[str]:
     """Return the lines that announce how long a system learns before it runs.
 
     Args:
         texts: number of texts that it learns from.
         write_s, train_s, run_s: expected times to generate them, to train, and to run.
+        most_s: longest time to train, if it does not stop early.
     """
     from moebench.harness.cli.parameters import QUICK_TEXTS
-    from moebench.harness.sweep.estimate import EPOCHS_SHARE, duration
+    from moebench.harness.sweep.estimate import duration
 
     parts = [f"{duration(write_s)} to generate {texts} texts" if write_s else
              f"its {texts} texts are stored"]  # fmt: skip
     if train_s:
-        most = duration(train_s / EPOCHS_SHARE)
-        parts.append(f"{duration(train_s)} to train on them (at most {most})")
+        at_most = f" (at most {duration(most_s)})" if most_s > train_s else ""
+        parts.append(f"{duration(train_s)} to train on them{at_most}")
     parts.append(f"{duration(run_s)} to run")
     lines = [
         f"about {duration(write_s + train_s + run_s)}: {spec.title} learns before it runs: "

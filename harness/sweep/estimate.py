@@ -1,7 +1,7 @@
 """Estimates of the wall time of runs and sweeps: pure functions of measured rates and of counts.
 
-`harness.sweep.forecast` measures the rates on this computer, or reads them from stored runs.  All
-rates are seconds of one core.
+`harness.sweep.forecast` measures the rates on this computer, or reads them from stored runs.
+Measured rates are CPU time, since the wall time of a short measurement depends on the scheduler.
 """
 
 import math
@@ -9,14 +9,15 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-#: Seconds to start a worker process: import the libraries.
-START_S = 4.0
+#: CPU time in seconds to start a worker process: import the libraries.
+START_S = 3.0
 
 #: Cost of a batch's prefill and scoring, in decoded tokens; used where only a sum is known.
 PREFILL_PASSES = 5
 
-#: Share of the allowed epochs after which training usually stops early.
-EPOCHS_SHARE = 0.4
+#: Epochs after which training has usually stopped early: FlashMoE's networks stop after 45 to 68 of
+#: 200, DuoServe-MoE's use all of their 20.
+USUAL_EPOCHS = 55
 
 #: Time of a pass in a replay for the interval, as a share of the run's own pass.
 INTERVAL_SHARE = 0.5
@@ -114,9 +115,14 @@ def writing_seconds(texts: int, tokens: int, together: int, rates: Writing) -> f
     return groups * (rates.prompts_s + (tokens - 1) * rates.pass_s) + texts * rates.read_s
 
 
-def training_seconds(tokens: float, training: Training) -> float:
-    """Return the usual time of training on so many tokens, which may stop early."""
-    return training.token_s * min(tokens, training.tokens) * training.epochs * EPOCHS_SHARE
+def training_seconds(tokens: float, training: Training, epochs: int = USUAL_EPOCHS) -> float:
+    """Return the time of training on so many tokens.
+
+    Args:
+        epochs: number after which it stops early.
+    """
+    read = min(tokens, training.tokens)
+    return training.token_s * read * min(training.epochs, epochs)
 
 
 def each_seconds(cells: Iterable[Expected]) -> list[float]:
@@ -141,34 +147,35 @@ def makespan(times: Iterable[float], processes: int) -> float:
     return max(ends)
 
 
-def sweep_seconds(cells: Sequence[Expected], processes: int, slowdown: float = 1.0) -> float:
+def sweep_seconds(cells: Sequence[Expected], processes: int, start_s: float = START_S) -> float:
     """Return the wall time of a sweep.
 
     Args:
-        slowdown: of each process while all of them work.
+        start_s: time to start the workers.
     """
     if not cells:
         return 0.0
     times = list(zip(cells, each_seconds(cells), strict=True))
     together = [seconds for cell, seconds in times if not cell.alone]
     alone = sum(seconds for cell, seconds in times if cell.alone)
-    busy = min(processes, len(together))
-    return START_S + makespan(together, processes) * (slowdown if busy > 1 else 1.0) + alone
+    return start_s + makespan(together, processes) + alone
 
 
 def slowdown(load: float, processes: int, cores: int) -> float:
-    """Return how much slower each of several processes is than one measured process was.
+    """Return the wall time of each of several busy processes over its CPU time.
 
     Args:
-        load: number of runnable processes beside the measured one.
+        load: number of other runnable processes.
     """
-    share_then = min(1.0, cores / (load + 1))
-    share_now = min(1.0, cores / (load + processes))
-    return share_then / share_now
+    return max(1.0, (load + processes) / cores)
 
 
 class Task(NamedTuple):
-    """A cell of a sweep that runs: its kind, and its expected time in seconds."""
+    """A cell of a sweep that runs: its kind, and its expected time in seconds.
+
+    Its kind is None if it may wait for a file that another cell makes: the time that it takes then
+    says nothing about other cells.
+    """
 
     kind: Hashable
     seconds: float
@@ -191,6 +198,8 @@ def remaining_seconds(
     """
     sums: dict[Hashable, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for cell, seconds in taken.items():
+        if tasks[cell].kind is None:
+            continue
         for key in ((tasks[cell].kind,), ()):
             sums[key][0] += seconds
             sums[key][1] += tasks[cell].seconds

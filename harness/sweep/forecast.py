@@ -11,15 +11,17 @@ What the store holds already takes no time.  `harness.sweep.estimate` computes w
 
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from moebench.harness.sweep.estimate import (
+    START_S,
     Counts,
     Expected,
     Part,
@@ -63,8 +65,8 @@ WORTH_S = 30.0
 #: Tokens of a short run.
 TOKENS = 17
 
-#: Tokens that a policy is trained on for a measurement: one of its batches.
-TRAINED = 256
+#: Tokens that a policy is trained on for a measurement: a few of its batches.
+TRAINED = 1024
 
 #: Folder below which no file can be created: whatever must be made there raises an OSError.
 _NOWHERE = Path(os.devnull)
@@ -115,6 +117,50 @@ class Pace:
         # The lossless model reads each text once for its scores, about as long as a prefill takes.
         batch_s = 2 * (self._decoded - self._prefilled)
         self.rates = Rates(self._prefilled - self.began, batch_s, pass_s)
+
+
+# ----------------------------------------------------------------------------- load
+
+
+class Load:
+    """Samples how many other processes could run, from a thread, while its context lasts.
+
+    Args:
+        file: Linux's load averages; the fourth field has the number of runnable tasks.
+        every_s: time between two samples.
+    """
+
+    def __init__(self, file: Path = Path("/proc/loadavg"), every_s: float = 0.1) -> None:
+        self._file, self._every_s = file, every_s
+        self._over = threading.Event()
+        self.samples: list[int] = []
+
+    def __enter__(self) -> Self:
+        """Take the first sample, and start the thread."""
+        self.sample()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="load")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop the thread."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self.sample()
+
+    def sample(self) -> None:
+        """Add the number of runnable tasks, but for the one that samples and the one that works."""
+        with suppress(OSError, ValueError, IndexError):
+            runnable = int(self._file.read_text().split()[3].partition("/")[0])
+            self.samples.append(max(0, runnable - 2))
+
+    def slowdown(self, processes: int) -> float:
+        """Return the wall time of busy processes over their CPU time, beside the sampled load."""
+        load = sum(self.samples) / len(self.samples) if self.samples else 0.0
+        return slowdown(load, processes, os.cpu_count() or 1)
 
 
 # ----------------------------------------------------------------------------- counts
@@ -217,7 +263,7 @@ def _silent(done: int, total: int) -> None:
 
 
 class Learner:
-    """Measures how long a live run's system takes to learn.
+    """Measures how long a live run's system takes to learn, in CPU time.
 
     Attributes:
         pass_s: time of one decoded token of one text, all experts in memory.
@@ -243,9 +289,9 @@ class Learner:
         write(self._decoder, prompts[:1], 2, None)  # the first products are slower
         self.pass_s = self._pass(prompts[:1])[1]
         prompts_s, pass_s = self._pass(prompts)
-        began = time.monotonic()
+        began = time.process_time()
         self._text = self._read(prompts[0])
-        self.writing = Writing(prompts_s, pass_s, time.monotonic() - began)
+        self.writing = Writing(prompts_s, pass_s, time.process_time() - began)
 
     def _pass(self, prompts: list[list[int]]) -> tuple[float, float]:
         """Return the time of a group's prompts, and of each of its tokens after them."""
@@ -253,9 +299,9 @@ class Learner:
 
         times = []
         for tokens in (1, 4):
-            began = time.monotonic()
+            began = time.process_time()
             write(self._decoder, prompts, tokens, None)
-            times.append(time.monotonic() - began)
+            times.append(time.process_time() - began)
         return times[0], max(0.0, times[1] - times[0]) / 3
 
     def _read(self, prompt: list[int]) -> "RoutedSequence":
@@ -289,13 +335,13 @@ class Learner:
     def training(self, name: str) -> Training:
         """Return the measured rate of training one policy; of no epochs if it is not trained."""
         policy = self._learn.learners(self._session.spec.make_system())[name]
-        times: list[float] = [time.monotonic()]
+        times: list[float] = [time.process_time()]
         most = 0
 
         def epoch(done: int, total: int) -> None:
             nonlocal most
             most = total
-            times.append(time.monotonic())
+            times.append(time.process_time())
             if len(times) == 3:
                 raise _Enough
 
@@ -307,10 +353,12 @@ class Learner:
         each = (times[-1] - times[-2]) / (len(texts) * self.text_tokens)
         return Training(each, most, getattr(policy, "tokens", float("inf")))
 
-    def train_seconds(self, names: Sequence[str], texts: int) -> float:
-        """Return the usual time to train policies on texts."""
+    def train_seconds(self, names: Sequence[str], texts: int) -> tuple[float, float]:
+        """Return the usual and the longest time to train policies on texts."""
         tokens = texts * self.text_tokens
-        return sum(training_seconds(tokens, self.training(name)) for name in names)
+        rates = [self.training(name) for name in names]
+        usual = sum(training_seconds(tokens, rate) for rate in rates)
+        return usual, sum(training_seconds(tokens, rate, rate.epochs) for rate in rates)
 
 
 class _Enough(Exception):
@@ -321,7 +369,7 @@ class _Enough(Exception):
 
 
 def measured(session: Any, scratch: Path) -> Rates:
-    """Return the rates of a cell from a short run of it, of which nothing is kept.
+    """Return the rates of a cell in CPU time from a short run of it, of which nothing is kept.
 
     Args:
         session: prepared for `short`.
@@ -330,12 +378,12 @@ def measured(session: Any, scratch: Path) -> Rates:
     """
     from moebench.harness.one_run import run
 
-    pace = Pace(after=min(TOKENS, session.spec.new_tokens) - 2, for_s=0.0)
+    pace = Pace(time.process_time, min(TOKENS, session.spec.new_tokens) - 2, for_s=0.0)
     with phase_listener(pace.phase):
         run(session, scratch)
     if pace.rates is not None and counts_of(session.spec).passes:
         return pace.rates
-    return Rates(0.0, time.monotonic() - pace.began, 0.0)
+    return Rates(0.0, time.process_time() - pace.began, 0.0)
 
 
 def short(spec: RunSpec) -> RunSpec:
@@ -422,25 +470,30 @@ class Forecaster:
 
     def of(self, jobs: Sequence[Job]) -> Forecast:
         """Return the forecast of cells that are run in this order."""
-        load = _load()
-        self._read_stored(jobs)
-        self._measure(jobs)
+        with Load() as load:
+            self._read_stored(jobs)
+            self._measure(jobs)
+            learnt = [self._learning(job.spec) for job in jobs]
+        slower = load.slowdown(min(self.processes, len(jobs)))
         sources = dict.fromkeys((STORED, MEASURED, ALIKE, CONSTANT), 0)
         cells = []
-        for number, job in enumerate(jobs, 1):
+        for number, (job, made) in enumerate(zip(jobs, learnt, strict=True), 1):
             rates, source = self._rates_for(job.spec)
             sources[source] += 1
             seconds = run_seconds(counts_of(job.spec), rates)
-            parts = self._learning(job.spec)
+            if source != STORED:  # stored runs have wall times
+                seconds *= slower
+            parts = tuple(Part(part.key, part.seconds * slower) for part in made)
             alone = job.spec.machine == "local"
             cells.append(Expected(kind_of(job.spec), seconds, parts, alone))
             self.progress(number, len(jobs))
-        slower = slowdown(load, min(self.processes, len(jobs)), os.cpu_count() or 1)
-        tasks = {
-            job.cell_id: Task((cell.kind, bool(cell.parts)), seconds, cell.alone)
-            for job, cell, seconds in zip(jobs, cells, each_seconds(cells), strict=True)
-        }
-        seconds = sweep_seconds(cells, self.processes, slower)
+        tasks = {}
+        for job, cell, seconds in zip(jobs, cells, each_seconds(cells), strict=True):
+            by_itself = cell.seconds + sum(part.seconds for part in cell.parts)
+            # A cell that needs another one's file may wait for it.
+            kind = None if seconds < by_itself else (cell.kind, bool(cell.parts))
+            tasks[job.cell_id] = Task(kind, seconds, cell.alone)
+        seconds = sweep_seconds(cells, self.processes, START_S * slower)
         return Forecast(tasks, seconds, sources, self.processes)
 
     def _read_stored(self, jobs: Sequence[Job]) -> None:
@@ -477,10 +530,18 @@ class Forecaster:
                 one.setdefault(kind, job.spec)
         if sum(work.values()) < WORTH_S:
             return
+        with tempfile.TemporaryDirectory() as folder:  # a drawn trace is drawn once for all kinds
+            self._measure_kinds(sorted(work, key=lambda kind: -work[kind]), one, Path(folder))
+
+    def _measure_kinds(
+        self, kinds: Sequence[tuple[Hashable, ...]], one: Mapping[tuple[Hashable, ...], RunSpec],
+        scratch: Path,
+    ) -> None:  # fmt: skip
+        """Measure a short run of one cell of each kind, until `MEASURE_S` has passed."""
         began = self.clock()
         shared: Any = None
         group = ""
-        for kind in sorted(work, key=lambda kind: -work[kind]):
+        for kind in kinds:
             if self.clock() - began > MEASURE_S:
                 return
             try:
@@ -488,8 +549,7 @@ class Forecaster:
                 now = str((session.spec.model, session.spec.weights, session.spec.expert_dtype))
                 shared = session.share(shared if now == group else None)
                 group = now
-                with tempfile.TemporaryDirectory() as folder:
-                    self._rates[kind] = measured(session, Path(folder))
+                self._rates[kind] = measured(session, scratch)
             except Exception:  # it cannot run here, or has a defect: the sweep reports both
                 continue
 
@@ -541,13 +601,5 @@ class Forecaster:
         learner = self._learners[asked]
         return (
             Part(found.written, learner.write_seconds(found.texts)),
-            Part(found.trained, learner.train_seconds(found.policies, texts)),
+            Part(found.trained, learner.train_seconds(found.policies, texts)[0]),
         )
-
-
-def _load() -> float:
-    """Return the number of other runnable processes, averaged over a minute; 0 if unknown."""
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return 0.0

@@ -79,7 +79,8 @@ class Left:
     """
 
     def __init__(self, forecast: Forecast, clock: Callable[[], float] = time.monotonic) -> None:
-        self._forecast, self._clock = forecast, clock
+        self._tasks, self._processes = dict(forecast.tasks), forecast.processes
+        self._clock = clock
         self._began: dict[str, float] = {}
         self._taken: dict[str, float] = {}
         self._said, self._at = "", float("-inf")
@@ -88,17 +89,20 @@ class Left:
         """Note that a cell begins; a cell of a lost worker begins again."""
         self._began[job.cell_id] = self._clock()
 
-    def ended(self, job: Job) -> None:
-        """Note that a cell has ended."""
-        self._taken[job.cell_id] = self._clock() - self._began.pop(job.cell_id)
+    def ended(self, job: Job, outcome: Finished | Failed) -> None:
+        """Note that a cell has ended; the time of a failed one says nothing about the others."""
+        began = self._began.pop(job.cell_id)
+        if isinstance(outcome, Failed):
+            del self._tasks[job.cell_id]
+        else:
+            self._taken[job.cell_id] = self._clock() - began
 
     def __str__(self) -> str:
         now = self._clock()
-        if now - self._at < len(self._forecast.tasks) / 1000:
+        if now - self._at < len(self._tasks) / 1000:
             return self._said
         running = {cell: now - began for cell, began in self._began.items()}
-        tasks, processes = self._forecast.tasks, self._forecast.processes
-        seconds = remaining_seconds(tasks, self._taken, running, processes)
+        seconds = remaining_seconds(self._tasks, self._taken, running, self._processes)
         self._said, self._at = f"{duration(seconds)} left", now
         return self._said
 
@@ -121,7 +125,7 @@ class _Lines:
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
         self._done += 1
-        self._left.ended(job)
+        self._left.ended(job, outcome)
         if _is_failure(outcome):
             self._failed += 1
             error = " ".join(outcome.error.split())
@@ -153,7 +157,7 @@ class _Live:
         self._bar.update(self._task, running=len(self._now))
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
-        self._left.ended(job)
+        self._left.ended(job, outcome)
         self._now.pop(worker, None)
         if _is_failure(outcome):
             self._failed += 1

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.harness.sweep.estimate import (
-    EPOCHS_SHARE,
     INTERVAL_SHARE,
     START_S,
+    USUAL_EPOCHS,
     Counts,
     Expected,
     Part,
@@ -65,7 +65,9 @@ def test_texts_are_generated_in_groups_and_read_one_by_one() -> None:
 
 def test_training_stops_early_and_reads_at_most_its_tokens() -> None:
     training = Training(token_s=1e-4, epochs=200, tokens=40_000)
-    assert training_seconds(10_000, training) == pytest.approx(200 * EPOCHS_SHARE)
+    assert training_seconds(10_000, training) == pytest.approx(USUAL_EPOCHS)
+    assert training_seconds(10_000, training, epochs=300) == pytest.approx(200)
+    assert training_seconds(10_000, Training(1e-4, epochs=20)) == pytest.approx(20)
     assert training_seconds(10**6, training) == training_seconds(40_000, training)
     assert training_seconds(10_000, Training(0.0, 0)) == 0
 
@@ -116,17 +118,16 @@ def test_cells_that_measure_this_computer_run_after_the_others_and_alone() -> No
     cells = [Expected("a", 8), Expected("local", 5, alone=True), Expected("a", 8)]
     assert sweep_seconds(cells, processes=2) == START_S + 8 + 5
     assert sweep_seconds(cells, processes=1) == START_S + 16 + 5
-    # Two busy processes slow each other down; the one that measures is alone.
-    assert sweep_seconds(cells, 2, slowdown=1.5) == START_S + 12 + 5
-    assert sweep_seconds(cells, 1, slowdown=1.5) == START_S + 16 + 5
+    assert sweep_seconds(cells, processes=1, start_s=0.5) == 0.5 + 16 + 5
     assert sweep_seconds([], 2) == 0
 
 
 def test_processes_share_the_cores_with_each_other_and_with_other_work() -> None:
+    assert slowdown(load=0, processes=1, cores=2) == 1
     assert slowdown(load=0, processes=2, cores=2) == 1
-    assert slowdown(load=1, processes=2, cores=2) == pytest.approx(1.5)
-    assert slowdown(load=4, processes=2, cores=2) == pytest.approx(6 / 5)
-    assert slowdown(load=0, processes=4, cores=2) == 2
+    assert slowdown(load=1, processes=2, cores=2) == 1.5
+    assert slowdown(load=10, processes=2, cores=2) == 6
+    assert slowdown(load=10, processes=2, cores=128) == 1
 
 
 @given(TIMES, st.integers(1, 4), st.integers(0, 7), RATE)
@@ -159,6 +160,13 @@ def test_ended_cells_correct_their_kind_and_the_kinds_without_one() -> None:
     assert remaining_seconds(FOUR, {"a": 20.0, "c": 50.0}, {}, 1) == 20 + 20
     assert remaining_seconds(FOUR, {"a": 20.0, "c": 50.0}, {"b": 5.0}, 2) == 20
     assert remaining_seconds(FOUR, dict.fromkeys(FOUR, 1.0), {}, 2) == 0
+
+
+def test_a_cell_that_may_have_waited_for_another_one_corrects_nothing() -> None:
+    tasks = {"a": Task(None, 10), "b": Task("learns", 100), "c": Task(None, 10)}
+    assert remaining_seconds(tasks, {"a": 90.0}, {"b": 90.0}, 2) == 10
+    # It is corrected like all others.
+    assert remaining_seconds(tasks, {"b": 200.0}, {}, 1) == 20 + 20
 
 
 def test_remaining_cells_that_run_alone_are_added() -> None:
