@@ -24,6 +24,7 @@ class Package(NamedTuple):
 #: Optional packages by import name.
 EXTRAS = {
     "accelerate": Package("accelerate", "native"),
+    "alembic": Package("alembic", "mlflow"),
     "datasets": Package("datasets", "hub"),
     "deepspeed": Package("deepspeed", "native"),
     "gguf": Package("gguf", "native"),
@@ -35,6 +36,7 @@ EXTRAS = {
     "pynvml": Package("nvidia-ml-py", "energy"),
     "ray": Package("ray", "ray"),
     "rouge_score": Package("rouge-score", "eval"),
+    "sqlalchemy": Package("sqlalchemy", "mlflow"),
     "transformers": Package("transformers", "hf"),
     "vl_convert": Package("vl-convert-python", "figures"),
     "wandb": Package("wandb", "wandb"),

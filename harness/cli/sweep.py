@@ -67,11 +67,12 @@ def sweep(
         raise typer.Exit(_show_plan(plan, kept, jobs, json))
     require_writable(store)
     if plan.todo:
-        forecast = forecast_of(plan.todo, kept, plan.planned, processes_for(jobs))
-        console.say(f"{len(plan.todo)} cells to run, {forecast.processes} at a time, {forecast}")
-        opened = _workers(ray, jobs, folder, store, not no_samples)
-        with opened as workers, board(forecast) as shown:
-            plan.run(kept, workers, shown)
+        with _workers(ray, jobs, folder, store, not no_samples) as workers:
+            forecast = forecast_of(plan.todo, kept, plan.planned, processes_for(jobs))
+            said = f"{len(plan.todo)} cells to run, {forecast.processes} at a time, {forecast}"
+            console.say(said)
+            with board(forecast) as shown:
+                plan.run(kept, workers, shown)
     raise typer.Exit(_sum_up(plan.cells, len(plan.todo), kept, file is not None, json))
 
 

@@ -74,7 +74,7 @@ def test_markdown_has_the_verdicts_and_what_they_mean(here: Path) -> None:
     text = call("reproduce", "smoe", "--jobs", "1", "--markdown").out
     assert "| S-1 | Fig. 9 | TPOT less | 20 |" in text
     assert text.startswith("1 claims: 1 reproduced.")
-    assert "Bands were written down before measuring" in text
+    assert "Bands were written down before the runs" in text
 
 
 @pytest.mark.parametrize("option", ["--store", "--out", "--figures"])

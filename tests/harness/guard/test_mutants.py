@@ -238,7 +238,7 @@ DECISIONS: dict[str, tuple[str, Change]] = {
     ),
     "KV cache off by one": (
         "smoe S3 replayed",
-        Edit(CostModel, "_attention", "op.context *", "(op.context - 1) *"),
+        Edit(CostModel, "_attention_work", "op.context *", "(op.context - 1) *"),
     ),
     "copies submitted for nothing": (
         "smoe S2 drawn",

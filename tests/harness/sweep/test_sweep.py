@@ -257,7 +257,8 @@ def test_ctrl_c_keeps_what_is_finished() -> None:
 # ---------------------------------------------------------------------- what is shown
 
 
-def test_a_dry_run_counts_and_runs_nothing() -> None:
+def test_a_dry_run_counts_and_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moebench.harness.sweep.forecast.WORTH_S", 0.0)
     assert sweep("--systems", "moe-ondemand").code == 0
     files = sorted(Path(".moebench").rglob("*"))
     called = sweep("--systems", "moe-ondemand,smoe", "--alphas", "0.1,0.2", "--dry-run")

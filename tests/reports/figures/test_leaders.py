@@ -103,12 +103,12 @@ def test_labels_of_one_value_are_apart_and_inside_the_scale() -> None:
 
 
 def test_shares_do_not_exceed_their_scale_when_all_are_equal() -> None:
-    spec = lines("ratio", {}, "cache_ratio")
+    spec = lines("ratio", {}, "hit_ratio")
     spec["encoding"]["y"]["scale"] = {"zero": False}
-    rows = [{"line": "a", "ratio": x, "cache_ratio": 1.0} for x in (0.1, 0.2)]
+    rows = [{"line": "a", "ratio": x, "hit_ratio": 1.0} for x in (0.1, 0.2)]
     led(spec, spec["usermeta"]["leaders"], rows, 560)
     assert spec["encoding"]["y"]["scale"]["domain"] == [pytest.approx(0.96), 1.0]
-    assert metric_of("cache_ratio").better == spec["usermeta"]["leaders"]["better"]
+    assert metric_of("hit_ratio").better == spec["usermeta"]["leaders"]["better"]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.001, 0.5))
