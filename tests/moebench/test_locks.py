@@ -25,8 +25,8 @@ CORE = [
     if line and not line.startswith(("#", "moebench"))
 ]  # fmt: skip
 
-#: Not in the lock: torch, the packages that only its builds for GPUs need, and the weights, which are
-#: in the checkout.
+#: Not in the lock: torch, the packages that only its builds for GPUs need, and the weights, which
+#: are in the checkout.
 UNHASHED = re.compile(r"torch|triton|nvidia-.*|cuda-.*|moebench-weights")
 
 
