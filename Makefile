@@ -16,6 +16,8 @@ install = echo "$(2)" && { $(1)/bin/python -m pip install --disable-pip-version-
 hashed := --require-hashes --no-deps --no-build-isolation
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of processes, each of which would compile 400 modules without their bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Defects that `make mutants` draws, and from what seed.
 SEED ?= 1
@@ -35,7 +37,7 @@ test: $(VENV)/installed browser
 
 # The two wheels of a release, in dist/, and their test: moebench itself, and the scale models' weights.
 wheels: $(VENV)/installed
-	rm -rf dist build packages/weights/build
+	rm -rf dist build/lib build/bdist.* packages/weights/build
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist . ./packages/weights
 	MOEBENCH_WHEELS=dist MOEBENCH_REQUIRE=1 $(BIN)/python -m pytest -n0 tests/moebench/test_wheel.py
 	@ls -l dist

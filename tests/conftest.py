@@ -3,6 +3,7 @@
 With ``MOEBENCH_REQUIRE=1`` a skipped test fails: for targets whose own test must not be skipped.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,16 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("random", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("MOEBENCH_EXAMPLES", "repeatable"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from visiting all that collection imported: 0.4 s each time.
+
+    Runs freeze what exists before them, and unfreeze all of it at their end; here, neither.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,11 @@ FOREIGN = ("systems", "results", "harness", "reports", "workloads", "substrate")
 #: Files of the wheel of the weights, as paths below `moebench/`.
 WEIGHTS = re.compile(r"substrate/catalogue/scale/[^/]+/model\.safetensors")
 
+pytestmark = pytest.mark.skipif(
+    "MOEBENCH_WHEELS" not in os.environ and "MOEBENCH_REQUIRE" not in os.environ,
+    reason="wheels take half a minute to build: make wheels",
+)
+
 #: The most bytes of the wheel of moebench itself.
 MOST_BYTES = 10_000_000
 

@@ -160,8 +160,10 @@ def preferred(keys):
 
 
 @pytest.fixture
-def helped(own) -> Iterator[Callable[[str, str], None]]:
+def helped(own, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """A system whose policy lies in a module beside it, and what that decides in a package."""
+    # Bytecode of a file that changes within a second, but not in size, counts as up to date.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     names = ("mine", "helper", "deeper", "deeper.choice")
 
     def write(file: str, source: str) -> None:
