@@ -78,7 +78,9 @@ def adapt_options(said: str, arguments: list[str] | None) -> str:
 
 def as_fields(said: str) -> str:
     """Return a usage error of a run that names the fields of a sweep's file, not options."""
-    flags = {one.flag: f"`{name}`" for name, one in OPTIONS.items()} | {"--set": "`set`"}
+    flags = {
+        one.flag: f"`{one.typed if one.former else name}`" for name, one in OPTIONS.items()
+    } | {"--set": "`set`"}
     advised = [match.span() for match in _COMMAND.finditer(said)]
 
     def fit(match: re.Match[str]) -> str:

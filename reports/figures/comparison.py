@@ -113,7 +113,7 @@ def trade(measure: str, colours: Mapping[str, str]) -> Spec:
 OVER = {
     "batch": ("batch (sequences decoded together)", "d"),
     "alpha": ("α (substitution threshold)", "~g"),
-    "ratio": ("capacity (share of experts that fit on the device)", "~%"),
+    "ratio": ("capacity (share of experts)", "~%"),
 }
 
 

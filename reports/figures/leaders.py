@@ -8,10 +8,10 @@ Rows get ``leads`` (their line is a leader) and ``last`` (the last point of thei
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any
 
-from moebench.reports.figures.style import REST, Spec
+from moebench.reports.figures.style import PALETTE, REST, Spec
 
 Row = dict[str, Any]
 
@@ -34,7 +34,7 @@ def by(
     """Return the ``usermeta`` entry of a chart with a line per name of ``field``.
 
     Args:
-        value: the field that ranks lines, ``better`` "less" or "more": at the last ``over``, or
+        value: the field that ranks lines, ``better`` "less" or "more": at their last ``over``, or
             by its mean if there is no horizontal axis to end at.
         first: the field that puts a line before the others, if any of its rows has it.
         also: further fields on the vertical axis.
@@ -146,18 +146,36 @@ def led(spec: Spec, meta: Spec, rows: Sequence[Mapping[str, Any]], width: float)
 
 
 def ranked(rows: Sequence[Mapping[str, Any]], meta: Spec) -> list[Any]:
-    """Return the names of a chart's lines, best first; lines that end early follow the others."""
+    """Return the names of a chart's lines, best first; lines that end early follow the others.
+
+    A line ends early if more than half of the lines go on.
+    """
     over, sign = meta["over"], 1 if meta["better"] == "less" else -1
-    end = over and max(row[over] for row in rows)
+    names = dict.fromkeys(row[meta["field"]] for row in rows)
+    end = median_low(_last(rows, meta, name) for name in names) if over and names else None
 
     def key(name: Any) -> tuple[Any, ...]:
         own = [row for row in rows if row[meta["field"]] == name]
         last = over and _last(rows, meta, name)
         values = [row[meta["value"]] for row in own if not over or row[over] == last]
-        later = not any(row.get(meta["first"]) for row in own), last != end
+        later = not any(row.get(meta["first"]) for row in own), bool(over) and last < end
         return *later, sign * fmean(values), str(name)
 
-    return sorted(dict.fromkeys(row[meta["field"]] for row in rows), key=key)
+    return sorted(names, key=key)
+
+
+def told_apart(leading: Iterable[str], colours: Mapping[str, str]) -> dict[str, str]:
+    """Return the colours of a chart's leaders: their own, but for the second of one colour.
+
+    That one gets a free colour, and so does a grey one, as the lines that do not lead are grey.
+    """
+    free, found = [*PALETTE[:-1]], {}
+    names = [*leading]
+    for name in names:
+        if colours[name] in free:
+            free.remove(colours[name])
+            found[name] = colours[name]
+    return {name: found.get(name) or free.pop(0) for name in names}
 
 
 def _last(rows: Sequence[Mapping[str, Any]], meta: Spec, name: Any) -> Any:

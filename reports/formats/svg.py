@@ -8,7 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from moebench.reports.figures.leaders import led
+from moebench.reports.figures.leaders import led, told_apart
 from moebench.reports.figures.style import DECADE, REST, Spec
 from moebench.reports.page.static_figures import StaticFigure
 from moebench.substrate.files import write_bytes
@@ -83,7 +83,8 @@ def fitted(figure: StaticFigure) -> Spec:
             spec["encoding"][channel], [row[f] for row in rows for f in fields if f in row], channel
         )
     if "leaders" in meta:
-        spec["data"] = {"values": led(spec, meta["leaders"], rows, WIDTH)}
+        rows = led(spec, meta["leaders"], rows, WIDTH)
+        spec["data"] = {"values": rows}
     if "colours" in meta:
         shapes = meta["colours"].get("shapes", figure.shapes)
         _colour(spec, meta["colours"], rows, shapes)
@@ -113,6 +114,9 @@ def _colour(
     names = [*(n for n in known if n in found), *(n for n in found if n not in known)]
     others = [name for name in names if name not in known]
     colours = known | {name: spare[i % len(spare)] for i, name in enumerate(others)}
+    if any("leads" in row for row in rows):
+        leading = {row[asked["field"]] for row in rows if row.get("leads")}
+        colours |= told_apart([name for name in names if name in leading], colours)
     spec["encoding"]["color"]["scale"] = {
         "domain": names, "range": [colours[name] for name in names],
     }  # fmt: skip

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from moebench.reports.compare.conditions import NO_SETTINGS, Settings, lacks
 from moebench.reports.figures import comparison
-from moebench.reports.figures.style import library, system_colours
+from moebench.reports.figures.style import PALETTE, library, system_colours
 from moebench.reports.figures.throughput import throughput as throughput_spec
 from moebench.reports.figures.timeline import LANES, SVG_LIMIT, timeline
 from moebench.reports.page import runs as single
@@ -159,6 +159,7 @@ def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
         "pictured": single.pictured(whole, contents.timelines),
         "withPicture": [bool(contents.timelines.get(run["run_id"])) for run in whole],
         "speeds": single.speeds(whole, contents.curves),
+        "palette": PALETTE,
         "shapes": {name: shape for name, (_, shape) in (bases | lines).items()},
         "parts": list(comparison.PARTS),
         "lanes": LANES,

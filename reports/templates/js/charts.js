@@ -11,8 +11,12 @@ const fitted = (given, rows, width) => {
     const found = new Set(rows.map((row) => row[field]));
     const names = [...Object.keys(known).filter((name) => found.has(name)), ...[...found].filter((name) => !(name in known))];
     let next = 0;
-    const range = names.map((name) => known[name] ?? spare[next++ % spare.length]);
-    spec.encoding.color.scale = { domain: names, range };
+    const colours = Object.fromEntries(names.map((name) => [name, known[name] ?? spare[next++ % spare.length]]));
+    if (meta.leaders) {
+      const leading = new Set(spec.data.values.filter((row) => row.leads).map((row) => row[field]));
+      Object.assign(colours, toldApart(names.filter((name) => leading.has(name)), colours));
+    }
+    spec.encoding.color.scale = { domain: names, range: names.map((name) => colours[name]) };
     const shapes = names.map((name) => (meta.colours.shapes ?? data.shapes)[name] ?? "circle");
     for (const layer of spec.layer ?? []) {
       if (layer.encoding?.shape) layer.encoding.shape.scale = { domain: names, range: shapes };

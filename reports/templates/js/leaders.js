@@ -7,14 +7,25 @@ const ranked = (rows, meta) => {
   const { field, value, better, over, first } = meta, sign = better === "less" ? 1 : -1;
   const lines = new Map();
   for (const row of rows) lines.set(row[field], [...(lines.get(row[field]) ?? []), row]);
-  const end = over && Math.max(...rows.map((row) => row[over]));
+  const ends = [...lines.values()].map((own) => Math.max(...own.map((row) => row[over]))).sort((a, b) => a - b);
+  const end = ends[Math.floor((ends.length - 1) / 2)]; // a line ends early if more than half go on
   const keys = [...lines].map(([name, own]) => {
     const last = over && Math.max(...own.map((row) => row[over]));
     const values = own.filter((row) => !over || row[over] === last).map((row) => row[value]);
-    return [name, Number(!own.some((row) => row[first])), Number(last !== end), sign * average(values)];
+    return [name, Number(!own.some((row) => row[first])), Number(over !== null && last < end), sign * average(values)];
   });
   keys.sort((a, b) => a[1] - b[1] || a[2] - b[2] || a[3] - b[3] || (String(a[0]) < String(b[0]) ? -1 : 1));
   return keys.map(([name]) => name);
+};
+
+// The colours of a chart's leaders: their own, but for the second of one colour, and for grey, the others' colour.
+const toldApart = (leading, colours) => {
+  const free = data.palette.slice(0, -1), found = {};
+  for (const name of leading) {
+    const at = free.indexOf(colours[name]);
+    if (at >= 0) [found[name]] = free.splice(at, 1);
+  }
+  return Object.fromEntries(leading.map((name) => [name, found[name] ?? free.shift()]));
 };
 
 // Moves increasing places from 0 to 1 apart to a gap, and leaves others alone.

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.reports.figures.comparison import lines, trade
-from moebench.reports.figures.leaders import MOST, by, led, ranked, spread
+from moebench.reports.figures.leaders import MOST, by, led, ranked, spread, told_apart
+from moebench.reports.figures.style import PALETTE
 from moebench.results.metrics import metric_of
 
 
@@ -31,6 +32,9 @@ def test_lines_are_ranked_at_the_end_of_the_axis() -> None:
     assert ranked(ROWS, META | {"better": "more"}) == NAMES[::-1]
     # A line that ends early has no value there, however small its own last one is.
     assert ranked([*ROWS, point("early", 2, 1.0)], META)[-1] == "early"
+    # One line that goes on a little longer than all others is ranked as they are.
+    assert ranked([*ROWS, point("longer", 5, 999.0)], META)[-1] == "longer"
+    assert ranked([*ROWS, point("longer", 5, 46.0)], META)[2] == "longer"
 
 
 def test_lines_without_such_an_axis_are_ranked_by_their_mean() -> None:
@@ -39,6 +43,19 @@ def test_lines_without_such_an_axis_are_ranked_by_their_mean() -> None:
     assert ranked(ROWS, META | {"over": None, "better": "more"})[0] == "s8"
     front = [row | {"front": row["line"] == "s5"} for row in ROWS]
     assert ranked(front, META | {"first": "front"})[:2] == ["s5", "s0"]
+
+
+@given(st.lists(st.integers(0, len(PALETTE) - 1), min_size=1, max_size=MOST))
+def test_leaders_have_distinct_colours_and_keep_their_own_where_they_can(own: list[int]) -> None:
+    names = [f"s{n}" for n in range(len(own))]
+    given_ = {name: PALETTE[n] for name, n in zip(names, own, strict=True)}
+    found = told_apart(names, given_)
+    assert [*found] == names
+    assert len({*found.values()}) == len(names)
+    assert {*found.values()} <= {*PALETTE[:-1]}, "grey is the colour of the others"
+    for name, n in zip(names, own, strict=True):
+        first = n < len(PALETTE) - 1 and own.index(n) == names.index(name)
+        assert not first or found[name] == given_[name]
 
 
 def drawn(rows: list[dict[str, Any]], width: float = 560) -> tuple[dict[str, Any], Any]:

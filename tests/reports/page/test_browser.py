@@ -204,6 +204,9 @@ SEEN = """chart => [...chart.querySelectorAll(".mark-text.role-mark text")]
 
 
 #: The colours of the lines that are drawn thick because the pointer is near.
+COLOURS = """chart => [...new Set([...chart.querySelectorAll(".mark-symbol path")]
+  .filter(one => one.getAttribute("opacity") !== "0")
+  .map(one => one.getAttribute("fill")))].filter(fill => fill?.startsWith("#"))"""
 THICK = """chart => [...chart.querySelectorAll(".mark-line path[stroke-width='3']")]
   .filter((path) => path.getAttribute("opacity") !== "0")
   .map((path) => path.getAttribute("stroke"))"""
@@ -222,6 +225,7 @@ def test_of_many_lines_six_are_named_and_the_others_when_pointed_at(
     rest = chart.locator("path[fill='var(--rest)']")
     assert rest.count() == 4
     assert chart.evaluate(THICK) == []
+    assert len(chart.evaluate(COLOURS)) == 6, "no two leaders share a colour"
     rest.last.hover(force=True)
     tab.wait_for_function("count => document.querySelector('#vg-tooltip-element.visible')", arg=0)
     assert chart.evaluate(SEEN)[0] == "sys7"
