@@ -157,6 +157,12 @@ def check_command(
             _accept_models(models)
         return 0
     findings = models + compare(now, known, guarded.update) + compare_latencies(now, known)
+    if not findings:
+        raise UsageError(
+            f"{guarded.references.stem}: no cell has anything to compare: measured latencies vary, "
+            "and replayed routing answers nothing; add a cell of a simulated machine, or one "
+            "without `routing` and `trace`"
+        )
     gravest = max((f.verdict for f in findings), key=list(Verdict).index)
     if as_json:
         cells = [{"cell": f.cell, "verdict": f.verdict, "reason": f.reason} for f in findings]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from moebench.harness.guard import check
 from moebench.harness.guard.latency import compare_latencies
 from moebench.harness.guard.verdicts import Verdict
 from moebench.substrate.machines.profile import MACHINES
@@ -200,3 +201,24 @@ def test_the_github_example_gives_the_action_inputs_that_it_has() -> None:
     assert workflow["permissions"] == {"contents": "read", "pull-requests": "write"}
     described = re.findall(r"^\| `([\w-]+)` \|", DOCUMENT.read_text(), re.MULTILINE)
     assert described == [*inputs]
+
+
+def test_a_guard_of_nothing_that_can_be_compared_is_refused(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measured latency varies and a replay has no answers: such a guard would always pass."""
+    true = check.measure
+
+    def nothing(jobs: int, guarded: Any) -> dict[str, dict[str, Any]]:
+        return {name: cell | {"latency": None} for name, cell in true(jobs, guarded).items()}
+
+    (desk.parent / "mine.yaml").write_text(
+        json.dumps({**PLAN, "common": {"setting": "S3", "prompts": 1, "new_tokens": 2,
+                                       "routing": "drawn"}})
+    )  # fmt: skip
+    assert call(*GUARD, "--update").code == 0
+    assert call(*GUARD).code == 0, "their simulated latencies are compared"
+    monkeypatch.setattr(check, "measure", nothing)
+    called = call(*GUARD)
+    assert called.code == 2
+    assert "mine: no cell has anything to compare" in called.err
