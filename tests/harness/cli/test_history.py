@@ -37,10 +37,15 @@ class Measured(Project):
 
 
 @pytest.fixture
-def project(here: Path, monkeypatch: pytest.MonkeyPatch, tiny_models: None) -> Iterator[Measured]:
+def project(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tiny_models: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Measured]:  # fmt: skip
+    others = tmp_path_factory.getbasetemp()
+    forget(others)  # another test's ``mine`` would be run
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if not one.startswith(str(others))])
     found = Measured(here)
     found.commit("Begin", {".gitignore": ".moebench/\n"})
     found.git("tag", "start")
