@@ -82,7 +82,7 @@ def _packages() -> Checked:
     """Check every required package; optional packages may be absent."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
-    # Own extras are no packages, and weights are files (`_scale_models`): a checkout has them.
+    # Its own extras are not packages, and `_scale_models` checks the weights by their files.
     lines = [line for line in requires("moebench") or [] if not line.startswith("moebench")]
     needed = [[*re.split(r"[^\w.-]", line, maxsplit=1), line] for line in lines]
     found: dict[str, str] = {}

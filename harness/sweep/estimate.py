@@ -116,7 +116,7 @@ def writing_seconds(texts: int, tokens: int, together: int, rates: Writing) -> f
 
 
 def training_seconds(tokens: float, training: Training, epochs: int = USUAL_EPOCHS) -> float:
-    """Return the time of training on so many tokens.
+    """Return the time of training a policy on ``tokens`` tokens, in seconds.
 
     Args:
         epochs: number after which it stops early.

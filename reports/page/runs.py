@@ -65,7 +65,7 @@ def _listed(run: Document, command: str | None, whole: bool) -> Plain:
 
 
 def _code_of(run: Document) -> str:
-    """Return the commit of moebench that made a run, or its version if it was no checkout."""
+    """Return the commit of moebench that made a run, or its version if it was installed."""
     commit, version = dig(run, "provenance.commit"), dig(run, "provenance.versions.moebench")
     return f"commit {commit[:12]}" if commit else f"version {version or 'unknown'}"
 

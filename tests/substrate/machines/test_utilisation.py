@@ -72,17 +72,18 @@ def test_what_is_activated_does_not_depend_on_who_computes_it() -> None:
             assert 0 <= lane["s_mbu"] <= 1
 
 
-def test_experts_that_are_loaded_in_vain_do_not_count_on_the_link() -> None:
-    document = run("moe-infinity")
-    counts = document["metrics"]["experts"]["decode"]
-    prefetch = document["metrics"]["prefetch"]
-    in_vain = prefetch["issued"] - prefetch["used"]
-    assert in_vain > 0
+@pytest.mark.parametrize("system", ["moe-infinity", "smoe", "mixtral-offloading", "adapmoe"])
+def test_experts_that_are_loaded_in_vain_do_not_count_on_the_link(system: str) -> None:
+    """Records are counted twice: by what crossed the link, and by what the layers used."""
+    document = run(system)
+    counts, prefetch = document["metrics"]["experts"]["decode"], document["metrics"]["prefetch"]
     expert = document["memory"]["expert_bytes"]
     moved = document["metrics"]["decode"]["bytes_h2d"]
     useful = decode(document)["h2d"]["gb"] * 1e9
-    assert useful == pytest.approx(moved - in_vain * expert, abs=1e3)
-    assert useful <= (counts["loads"] + prefetch["used"]) * expert + 1e3
+    assert prefetch["used"] < prefetch["issued"]
+    assert useful < moved
+    used = counts["loads"] - counts["unchosen"] + prefetch["used"]
+    assert useful / expert == pytest.approx(used, abs=1e-3)
 
 
 def test_a_system_of_its_own_network_is_not_charged_for_it() -> None:
