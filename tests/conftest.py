@@ -5,11 +5,14 @@ With ``MOEBENCH_REQUIRE=1`` a skipped test fails: for targets whose own test mus
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.modules import forget
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("random", print_blob=True, deadline=None)
@@ -32,3 +35,12 @@ def pytest_runtest_makereport() -> Iterator[Any]:
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("MOEBENCH_REQUIRE"):
         report.outcome, report.longrepr = "failed", f"skipped, and required: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules_of_other_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget the modules that a file's tests wrote: another file's tests write ``mine.py``, too."""
+    path = [*sys.path]
+    yield
+    sys.path[:] = path
+    forget(tmp_path_factory.getbasetemp())

@@ -17,7 +17,8 @@ from moebench.harness.history.repository import opened
 from moebench.results.store import Store
 from moebench.systems import plugins
 from tests.harness.commands import call, refused, run
-from tests.harness.history.projects import FIRST, Project, forget, system
+from tests.harness.history.projects import FIRST, Project, system
+from tests.modules import forget
 from tests.reports.pages import Page
 
 SLOT = ("--new-tokens", "8")
@@ -37,15 +38,10 @@ class Measured(Project):
 
 
 @pytest.fixture
-def project(
-    here: Path, monkeypatch: pytest.MonkeyPatch, tiny_models: None,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Measured]:  # fmt: skip
-    others = tmp_path_factory.getbasetemp()
-    forget(others)  # another test's ``mine`` would be run
+def project(here: Path, monkeypatch: pytest.MonkeyPatch, tiny_models: None) -> Iterator[Measured]:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if not one.startswith(str(others))])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     found = Measured(here)
     found.commit("Begin", {".gitignore": ".moebench/\n"})
     found.git("tag", "start")

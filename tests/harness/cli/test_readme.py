@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from moebench.substrate.models.catalogue import scale_path
 from tests.harness.commands import SCALE_MODEL, call
-from tests.harness.history.projects import forget
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -57,12 +55,9 @@ def test_the_readme_has_commands() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose store has the runs that some commands read."""
-    made, path = tmp_path_factory.mktemp("readme"), [*sys.path]
-    yield made
-    sys.path[:] = path
-    forget(made)
+    return tmp_path_factory.mktemp("readme")
 
 
 @pytest.mark.parametrize("line", COMMANDS)

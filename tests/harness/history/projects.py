@@ -1,12 +1,12 @@
 """Git repositories of users' systems, made with git itself."""
 
-import importlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.modules import forget
 
 #: Begin of the commits' times, in seconds since 1970: before any run of a test.
 FIRST = int(time.time()) - 10_000
@@ -73,13 +73,3 @@ class Project:
         self.git("add", "-A")
         self.git("commit", "-q", "--allow-empty", "-m", subject, at=at)
         return self.git("rev-parse", "HEAD")
-
-
-def forget(folder: Path) -> None:
-    """Remove the modules of a folder from the interpreter, as a new process would not have them."""
-    for name, module in [*sys.modules.items()]:
-        spec = getattr(module, "__spec__", None)
-        places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-        if any(str(place).startswith(str(folder)) for place in places if place):
-            del sys.modules[name]
-    importlib.invalidate_caches()

@@ -9,7 +9,8 @@ from moebench.harness.history.repository import opened
 from moebench.harness.history.source import Entry, SourceHistory
 from moebench.harness.run.identity import system_hash
 from moebench.systems.options import build
-from tests.harness.history.projects import Project, forget, system
+from tests.harness.history.projects import Project, system
+from tests.modules import forget
 
 PLAIN = "from moebench.systems.smoe import SMoE\n\n"
 
