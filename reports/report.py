@@ -9,7 +9,7 @@ from moebench.reports.compare.tables import Comparisons, comparisons, matrix
 from moebench.reports.compare.text import text_table as comparison_table
 from moebench.reports.sections import accuracy, claims, evaluations, failures
 from moebench.reports.sections.runs import runs_table
-from moebench.reports.text import MISSING, TextTable, text_table
+from moebench.reports.text import MISSING, TextTable, counted, text_table
 from moebench.results.claims import PaperResult
 from moebench.results.document import Document
 from moebench.results.store import Cell
@@ -87,7 +87,7 @@ def report(
     # A run without system or badge cannot be shown; `left_out` names it.
     named = [run for run in runs if not {"spec.system", "badge"} & {*lacks(run)}]
     if named:
-        tables.append(("runs", runs_table(named, f"{len(named)} runs", brief)))
+        tables.append(("runs", runs_table(named, counted(len(named), "run"), brief)))
     if lines_ := failures.lines(failed):
         tables.append(("failures", text_table("failed cells", failures.HEADERS, lines_)))
     if why := failures.reasons(failed):

@@ -14,6 +14,11 @@ MISSING = "–"  # an en dash, the usual mark of an empty cell
 _NUMBER = re.compile(r"[-+−]?\d|–$|n/a$|$")
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 run``, ``2,000 runs``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 class TextTable(NamedTuple):
     """A table of text with groups of rows and marked cells.
 

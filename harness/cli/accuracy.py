@@ -8,6 +8,7 @@ import typer
 
 from moebench.harness import console
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
+from moebench.reports.text import counted
 from moebench.substrate.errors import UsageError
 
 
@@ -54,7 +55,7 @@ def accuracy(
     with console.progress("accuracy") as progress:
         documents = run_all(specs, folder, store, jobs, progress)
     write_rows(documents, table)
-    console.say(f"{len(documents)} cells in {table}")
+    console.say(f"{counted(len(documents), 'cell')} in {table}")
 
 
 def _split(typed: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from moebench.harness import console
 from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE, option
+from moebench.reports.text import counted
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _write_page(
         [name for name in own if not own[name]],
     )  # fmt: skip
     render(contents, out, str(store.directory))
-    console.say(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
+    console.say(f"{counted(len(runs), 'run')} in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
 
 
 def _write_tables(
@@ -251,11 +252,11 @@ def _export(runs: Runs, project: str | None, uri: str | None) -> None:
             if folder is None
             else f"; send them: wandb sync {os.path.relpath(folder)}/offline-run-*"
         )
-        console.say(f"{len(found)} runs in {project} of Weights & Biases{then}")
+        console.say(f"{counted(len(found), 'run')} in {project} of Weights & Biases{then}")
     if uri is not None:
         with console.progress("mlflow") as step:
             changed = write_mlflow(found, uri, step)
-        console.say(f"{len(found)} runs in {uri}, {changed} of them new or changed")
+        console.say(f"{counted(len(found), 'run')} in {uri}, {changed} of them new or changed")
     if len(found) < len(runs):
         left = len(runs) - len(found)
         console.say(f"note: {left} of {len(runs)} runs lack fields and were not exported")
@@ -272,7 +273,7 @@ def _print(found: "Report", count: int) -> None:
     """Print all tables on a terminal; a long list of runs is omitted."""
     for name, table in found.tables.items():
         if name == "runs" and count > LISTED:
-            console.stdout().print(f"{count} runs; --csv DIR or --html FILE lists them")
+            console.stdout().print(f"{counted(count, 'run')}; --csv DIR or --html FILE lists them")
         else:
             console.text_table(table)
     _say_left_out(found)

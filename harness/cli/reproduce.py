@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from moebench.harness import console
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
+from moebench.reports.text import counted
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -81,7 +82,7 @@ def reproduce(
 
     def shown(todo: "Sequence[Job]") -> "AbstractContextManager[Board]":
         forecast = forecast_of(todo, evidence.store, Planned(folder), jobs)
-        console.say(f"{len(todo)} cells to run, {jobs} at a time, {forecast}")
+        console.say(f"{counted(len(todo), 'cell')} to run, {jobs} at a time, {forecast}")
         return board(forecast)
 
     context = ExecutionContext(opened, shown, console.say, retry_failed)
@@ -89,7 +90,7 @@ def reproduce(
     for result in found:
         write(result, target)
     if figures is not None:
-        console.say(f"{len(exhibits.write(found, figures))} files in {figures}")
+        console.say(f"{counted(len(exhibits.write(found, figures)), 'file')} in {figures}")
     if json:
         console.print_json([result.model_dump(mode="json") for result in found])
     elif markdown:
@@ -118,5 +119,6 @@ def _show_plan(
     lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(jobs, states, strict=True)]
     console.table("cells", ["cell", "state", "what"], lines)
     console.say(
-        f"{len(jobs)} cells, {len(todo)} to run, {guess}; counter-experiments depend on verdicts"
+        f"{counted(len(jobs), 'cell')}, {len(todo)} to run, {guess}; counter-experiments depend on "
+        "verdicts"
     )

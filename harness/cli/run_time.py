@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moebench.reports.text import counted
+
 if TYPE_CHECKING:
     from moebench.results.spec import RunSpec
 
@@ -64,7 +66,7 @@ class Announcer:
         left = run_seconds(counts, rates._replace(start_s=0.0))
         if left < SHORT_S:
             return
-        tokens = f"{spec.prompts} prompts of {spec.new_tokens} tokens"
+        tokens = f"{counted(spec.prompts, 'prompt')} of {counted(spec.new_tokens, 'token')}"
         pace = f"{rates.pass_s * 1e3:.3g} ms a token"
         if spec.batch > 1:
             tokens, pace = f"{tokens}, {spec.batch} at a time", f"{pace} of each"

@@ -11,6 +11,7 @@ import typer
 
 from moebench.harness.cli.options import Changed, takes_axes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, argument, option
+from moebench.reports.text import counted
 
 if TYPE_CHECKING:
     from moebench.harness.api.sweep import Plan
@@ -69,8 +70,8 @@ def sweep(
     if plan.todo:
         with _workers(ray, jobs, folder, store, not no_samples) as workers:
             forecast = forecast_of(plan.todo, kept, plan.planned, processes_for(jobs))
-            said = f"{len(plan.todo)} cells to run, {forecast.processes} at a time, {forecast}"
-            console.say(said)
+            count = counted(len(plan.todo), "cell")
+            console.say(f"{count} to run, {forecast.processes} at a time, {forecast}")
             with board(forecast) as shown:
                 plan.run(kept, workers, shown)
     raise typer.Exit(_sum_up(plan.cells, len(plan.todo), kept, file is not None, json))
@@ -163,10 +164,10 @@ def _show_plan(plan: "Plan", store: "Store", jobs: int | None, as_json: bool) ->
         console.table("cells", ["cell", "state", "what"], lines)
     said = ", ".join(f"{n} {name}" for name, n in counts.items())
     for reason, times in Counter(problems.values()).items():
-        line = adapt_options(f"not possible here, {times} cells: {reason}", ["sweep"])
+        line = adapt_options(f"not possible here, {counted(times, 'cell')}: {reason}", ["sweep"])
         console.stderr().print(line, markup=False)
     console.stderr().print(
-        f"{len(cells)} cells: {said}; {forecast.processes} at a time, {forecast}"
+        f"{counted(len(cells), 'cell')}: {said}; {forecast.processes} at a time, {forecast}"
     )
     return 1 if problems and len(problems) == len(cells) else 0
 
@@ -197,13 +198,16 @@ def _sum_up(
     done = sum(job.cell_id in finished for job in cells)
     cannot = [failures[job.cell_id] for job in failed if failures[job.cell_id].impossible]
     broken = len(failed) - len(cannot)
-    line = f"{len(cells)} cells: {done} done ({len(cells) - ran} were known), {broken} failed"
+    known = f"{len(cells) - ran} were known"
+    line = f"{counted(len(cells), 'cell')}: {done} done ({known}), {broken} failed"
     out, where = console.stderr(), in_store(store.directory)
     not_possible = f", {len(cannot)} not possible here" if cannot else ""
     out.print(f"{line}{not_possible}; moebench report{where} shows them")
     for why, count, which in reasons(cannot):
         named = as_fields(why) if from_file else adapt_options(why, ["sweep"])
-        out.print(f"not possible here, {count} cells: {named} ({which})", markup=False)
+        out.print(
+            f"not possible here, {counted(int(count), 'cell')}: {named} ({which})", markup=False
+        )
     if failed:
         again = "runs" if broken else "tries"
         advice = f"the same sweep with --retry-failed {again} these cells again"

@@ -41,6 +41,7 @@ from moebench.harness.sweep.estimate import (
 )
 from moebench.harness.sweep.planned import Learning, Planned
 from moebench.harness.sweep.worker import Job
+from moebench.reports.text import counted
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError
 from moebench.substrate.progress_events import phase_listener
@@ -437,7 +438,9 @@ class Forecast:
     processes: int
 
     def __str__(self) -> str:
-        said = ", ".join(f"{n} cells {source}" for source, n in self.sources.items() if n)
+        said = ", ".join(
+            f"{counted(n, 'cell')} {source}" for source, n in self.sources.items() if n
+        )
         return f"about {duration(self.seconds)}: {said or 'nothing to run'}"
 
 

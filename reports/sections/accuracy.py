@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from moebench.reports.text import MISSING
+from moebench.reports.text import MISSING, counted
 from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, key, read_items, read_table
 from moebench.results.document import ERRORS, at_floor
 from moebench.results.metrics import metric_of, written
@@ -335,7 +335,7 @@ def _view(members: list[Series], items: Items, where: str) -> View:
 def _origin(rows: Sequence[AccuracyRow], where: str) -> str:
     codes, torch = ({getattr(row, name) for row in rows} for name in ("code_hash", "torch"))
     made = f"code {', '.join(sorted(codes))}; torch {', '.join(sorted(torch))}"
-    return f"{where}: {len(rows)} cells computed by {made}"
+    return f"{where}: {counted(len(rows), 'cell')} computed by {made}"
 
 
 def _lines(one: Series, alphas: list[float]) -> list[Line]:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from moebench.reports.compare.history import Change, History, Row, steps
-from moebench.reports.text import MISSING, TextTable, text_table
+from moebench.reports.text import MISSING, TextTable, counted, text_table
 from moebench.results.intervals import Interval
 
 CAPTION = (
@@ -47,10 +47,10 @@ class Since(NamedTuple):
 def table(history: History, since: str) -> TextTable:
     """Return a history as text."""
     metric, commits = history.metric, history.commits
-    count = sum(1 for _ in steps(history))
+    count = counted(sum(1 for _ in steps(history)), "step")
     said = [f"{metric.label} over {since}..{commits[-1].short}"]
     said += [f"{name} {text}" for name, text in history.place.parts.items()]
-    said += [f"{count} step{'s' if count != 1 else ''}"]
+    said += [count]
     notes = []
     if history.untested:
         names = ", ".join(commits[at].short for at in history.untested)

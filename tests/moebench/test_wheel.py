@@ -231,7 +231,7 @@ def test_installed_wheels_run_next_to_packages_of_equal_names(
     install(wheels.weights)
     assert "BROKEN" not in _run(*moebench, "doctor", cwd=work)
     assert "TPOT" in _run(*moebench, *job, cwd=work)
-    assert "1 runs in" in _try(*moebench, "report", "--html", "report.html", cwd=work).stderr
+    assert "1 run in" in _try(*moebench, "report", "--html", "report.html", cwd=work).stderr
 
 
 def test_weights_that_hide_an_editable_install_are_one_line(

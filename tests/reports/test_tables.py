@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moebench.reports.sections.run import plus_minus
 from moebench.reports.sections.runs import cell, columns, rows, runs_table
-from moebench.reports.text import MISSING, TextTable
+from moebench.reports.text import MISSING, TextTable, counted
 from moebench.results.document import basis, dig, routing_of, system_of
 from moebench.results.metrics import metric_of, shown, written
 from tests.reports.samples import RUN, measured_run, run, traced_run
@@ -282,3 +282,8 @@ def test_what_is_equal_for_all_runs_is_said_once() -> None:
     assert {"setting", "machine", "workload", "badge"} <= {*whole.headers}
     assert whole.said == ""
     assert "setting" in runs_table(runs[:1], "one").headers
+
+
+def test_a_number_has_its_noun_in_the_right_form() -> None:
+    assert [counted(n, "run") for n in (0, 1, 9)] == ["0 runs", "1 run", "9 runs"]
+    assert counted(2000, "run") == "2,000 runs"

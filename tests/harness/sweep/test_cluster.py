@@ -97,7 +97,7 @@ def test_sweep_on_a_cluster_equals_a_local_run(cluster: Any) -> None:
     local = ("--systems", "moe-ondemand", *cells, "--machines", "local")
     called = call("sweep", *local, "--ray", cluster.address)
     assert (called.code, called.err.count("\n")) == (2, 2)
-    assert called.err.startswith("1 cells to run, ")
+    assert called.err.startswith("1 cell to run, ")
     assert "no node of the Ray cluster offers moebench-local" in called.err
     cluster.add_node(num_cpus=1, resources={"moebench-local": 1}, **OPTIONS)
     called = call("sweep", *local, "--ray", cluster.address)

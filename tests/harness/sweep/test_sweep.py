@@ -276,7 +276,7 @@ def test_a_dry_run_takes_rates_from_stored_runs_of_the_same_kind() -> None:
     assert sweep("--systems", "smoe", "--alphas", "0.1").code == 0
     called = sweep("--systems", "smoe", "--alphas", "0.1,0.2", "--dry-run")
     assert "1 stored, 1 to run" in called.err
-    assert "1 cells from stored runs like them" in called.err
+    assert "1 cell from stored runs like them" in called.err
 
 
 def test_a_sweep_begins_with_its_expected_time() -> None:
