@@ -56,6 +56,7 @@ def test_a_required_test_may_not_be_skipped(required: str, outcome: str, tmp_pat
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."], cwd=tmp_path,
-        env=os.environ | {"MOEBENCH_REQUIRE": required}, capture_output=True, text=True,
+        env=os.environ | {"MOEBENCH_REQUIRE": required, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
     )  # fmt: skip
     assert outcome in done.stdout
