@@ -7,6 +7,7 @@ from moebench.substrate.models.shape import ModelShape
 #: thousand times what papers use, or a network that still fits in memory.
 MOST = {
     "window": 4096, "hidden": 8192, "width": 65_536, "trained_width": 8192, "epochs": 100_000,
+    "capacity": 10_000,
 }  # fmt: skip
 
 

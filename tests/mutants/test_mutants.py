@@ -1,11 +1,13 @@
 """Drawn defects are small, valid, of every kind and equal for equal seeds; tests judge them."""
 
 import ast
+import subprocess
 from pathlib import Path
 
 import coverage
 import pytest
 
+from tests.mutants import coverage as covering
 from tests.mutants.coverage import Covering
 from tests.mutants.operators import KINDS, Mutant, is_python, mutants
 from tests.mutants.run import Verdict, confirmed, drawn, judged, report
@@ -147,3 +149,22 @@ def test_a_report_counts_what_is_not_caught() -> None:
     assert "| order | 9 | 9 |" in text
     assert "caught 9 of 10: 90.0%, 95 % interval 59.6% to 98.2%" in text
     assert text.endswith("survived: left (3 of 4 tests)")
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_coverage_of_a_suite_that_did_not_end_is_refused(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1: some test failed; 3: pytest itself did."""
+
+    def suite(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "times.partial").write_text("<testsuite/>")
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr(covering.subprocess, "run", suite)
+    if code == 3:
+        with pytest.raises(SystemExit, match="ended with 3"):
+            Covering.measured(tmp_path, tmp_path, 1)
+    else:
+        assert Covering.measured(tmp_path, tmp_path, 1).seconds == {}
+    assert (tmp_path / "times.xml").exists() == (code != 3)

@@ -119,6 +119,10 @@ def test_names(arguments: tuple[str, ...], says: str) -> None:
         (("--alpha", "nan"), r"--alpha nan: expected a finite number"),
         (("--free-host-gb=-inf",), r"--free-host-gb -inf: expected a finite number"),
         (("--set", "evict.window=999999999999"), r"evict\.window is .*; allowed: 0 to 4096"),
+        (
+            ("--system", "moe-infinity", "--set", "prefetch.capacity=999999999999"),
+            r"prefetch\.capacity is .*; allowed: 1 to 10000",
+        ),
         (("--set", "alpha=2"), r"alpha is 2.0; allowed: 0 to 1"),
         (("--set", "route=exact", "--set", "alpha=0.2"), r"alpha=0.2: route=exact has no α"),
         (("--alpha", "much"), r"'--alpha'"),
