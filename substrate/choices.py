@@ -5,6 +5,10 @@ from typing import Literal
 #: Storage precisions of weights; their bits are `substrate.models.shape.BITS_PER_WEIGHT`.
 Precision = Literal["fp32", "bf16", "fp16", "4bit", "2bit"]
 
+#: How a system's software multiplies quantised experts on the host: by kernels that read the stored
+#: bytes, as llama.cpp's do, or by unpacking them to bf16 before each product, as PyTorch code does.
+HostKernels = Literal["fused", "unpacking"]
+
 #: Types to which routed experts are quantised for computation (`substrate.models.quantised`).
 ExpertDtype = Literal["int8", "int4"]
 

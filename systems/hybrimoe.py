@@ -52,6 +52,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import Active, Fetch, Forecast, LayerView, Plan, fetches
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
@@ -285,3 +286,4 @@ class HybriMoE(System):
     prefetch: Prefetching = field(default_factory=ImpactDriven)
     evict: Eviction = field(default_factory=MinusRecentScore)
     scope: Scope = "layer"
+    host_kernels: HostKernels = "fused"  # its code is kTransformers' with llama.cpp's kernels

@@ -54,6 +54,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
@@ -157,6 +158,7 @@ class KTransformers(System):
     assign: Assignment = field(default_factory=Hybrid)
     prefetch: Prefetching = field(default_factory=NoPrefetch)
     evict: Eviction = field(default_factory=OnlyNamed)
+    host_kernels: HostKernels = "fused"
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return a note on how many slots are reserved for layer-wise prefill."""

@@ -40,6 +40,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
@@ -207,6 +208,7 @@ class LlamaCpp(System):
     evict: Eviction = field(default_factory=OnlyNamed)
     overlap: bool = False
     pinned_copies: bool | None = False
+    host_kernels: HostKernels = "fused"
 
     def why_not(self, shape: ModelShape, batch: int) -> str | None:
         """Return why llama.cpp's converter has no GGUF file for the model, or None."""

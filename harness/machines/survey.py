@@ -224,8 +224,8 @@ def _names(found: Survey) -> dict[str, str]:
 def _field(field: str, reading: Reading | None, stand_in: HardwareProfile) -> list[str]:
     about, name = FIELDS[field], field.rpartition(".")[2]
     lines = [f"  # {about.moves[0].upper()}{about.moves[1:]}.", f"  # Found: {about.where}."]
-    if field == "link.pinned":
-        return [*lines, f"  {name}: true"]
+    if field in ("link.pinned", "host.gemv_holds_dispatch"):
+        return [*lines, f"  {name}: {'true' if field == 'link.pinned' else 'false'}"]
     if reading is None:
         reading = _estimate(dict(stand_in.quantities())[field])
     parts = [f"value: {reading.value:.10g}", f"unit: {json.dumps(reading.unit)}"]

@@ -202,10 +202,23 @@ def _energy(stage: Stage, generations: Sequence[Generation]) -> dict[str, Any]:
     tokens = generated_tokens(generations)
     if stage.profile is not None:
         seconds = sum(durations_ns(generations)) / 1e9
-        return energy.simulated(stage.profile, stage.timeline, seconds, tokens)
+        bound_ns = _launch_bound_ns(stage)
+        worked_ns = stage.timeline.busy_ns(Lane.DEVICE) - bound_ns
+        return {
+            "device_ms": {"work": ms(worked_ns), "launch_bound": ms(bound_ns)},
+            **energy.simulated(stage.profile, stage.timeline, seconds, tokens, bound_ns),
+        }
     meter = stage.engine.measured_by
     assert isinstance(meter, energy.Meter), "it was opened with the run"
     return meter.figures(tokens)
+
+
+def _launch_bound_ns(stage: Stage) -> int:
+    """Return the launch-bound part of the device's busy time; 0 where it launches nothing."""
+    machine = stage.engine.machine
+    if not isinstance(machine, SimulatedMachine) or machine.costs.synchronous:
+        return 0
+    return stage.timeline.launch_bound_ns(machine.costs.ns)
 
 
 # ------------------------------------------------------------------------- figures

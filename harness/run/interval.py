@@ -30,7 +30,7 @@ from moebench.harness.run.replay import ReplaySession
 from moebench.harness.stage.memory import Offer, count_memory
 from moebench.harness.stage.simulated import SimulatedKind
 from moebench.harness.stage.stage import StageRequest
-from moebench.substrate.machines.profile import HardwareProfile, ProfileBadge, load_profile
+from moebench.substrate.machines.profile import SPECIAL, HardwareProfile, ProfileBadge, load_profile
 from moebench.substrate.machines.profile_ranges import Uncertain, moved, uncertain
 from moebench.substrate.memory.capacity import Room
 from moebench.substrate.models.protocol import Model
@@ -44,6 +44,9 @@ SMALL = 0.05
 
 #: Fields that a document names: those that move a latency by at least this share, the largest few.
 NAMED_FROM, NAMED = 0.001, 8
+
+#: Numbers that move nothing where no weights are quantised.
+OF_QUANTISED = tuple(f"software.{name}" for name in SPECIAL)
 
 #: Latencies that are moved, as documents call them.
 MOVED = ("tpot_ms", "ttft_ms")
@@ -84,15 +87,15 @@ def combined(effects: Iterable[Effect], latency: str) -> tuple[float, float]:
 def badge_of(profile: HardwareProfile, effects: Sequence[Effect]) -> ProfileBadge:
     """Return the badge of a run from the effects of its profile's estimates.
 
-    ``calibrated``: the profile was fitted on that machine.  ``datasheet``: the profile's estimates
-    together move neither TPOT nor TTFT by more than `SMALL` of it, so the figures rest on published
-    ones.  ``estimate``: all others.
+    ``estimate``: the profile's estimates together move TPOT or TTFT by more than `SMALL` of it.
+    ``calibrated``: otherwise, if the profile was fitted on that machine.  ``datasheet``: all
+    others, whose figures rest on published ones.
     """
     estimates = [one for one in effects if one.number.number.badge == "estimate"]
     most = max(max(combined(estimates, latency)) for latency in MOVED)
-    if profile.badge == "estimate" and most <= SMALL:
-        return "datasheet"
-    return profile.badge
+    if most > SMALL:
+        return "estimate"
+    return "datasheet" if profile.badge == "estimate" else profile.badge
 
 
 # ------------------------------------------------------------------------- replays
@@ -148,7 +151,13 @@ def effects_on(
         low, high = changes(number, number.low), changes(number, number.high)
         return Effect(number, {name: (low[name], high[name]) for name in base})
 
-    return [effect(number) for number in uncertain(profile)]
+    dense = not _quantised(session)
+    return [effect(n) for n in uncertain(profile) if not (dense and n.field in OF_QUANTISED)]
+
+
+def _quantised(session: LiveSession | ReplaySession) -> bool:
+    spec, own = session.spec, session.system.expert_precision
+    return bool({spec.precision, spec.expert_dtype, own} & {"4bit", "2bit", "int8", "int4"})
 
 
 def _replayer(

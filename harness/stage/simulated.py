@@ -52,6 +52,8 @@ class SimulatedKind:
             pinned=runtime.pinned_copies,
             module_hooks=runtime.module_hooks,
             fused_experts=system.assign.whole_layers(request.full),
+            host_kernels=runtime.host_kernels,
+            prediction_python=runtime.prediction_python,
             parallel_reads=runtime.parallel_reads,
             forms=runtime.forms,
         )

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from moebench.substrate.choices import HostKernels
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import Form, Precision
 
@@ -31,6 +32,9 @@ class Runtime:
         expert_precision: the precision of stored and moved experts; None is the run's.
         host_experts: how many routed experts host memory keeps, the others are on the disk; None
             is all that fit.
+        host_kernels: how quantised experts are multiplied on the host.
+        prediction_python: a prediction that runs the next layer's attention pays the Python of a
+            layer, under software that pays it (`Software.layer`).
         forms: the forms in which the system holds records; form 0 is the whole record.
     """
 
@@ -43,6 +47,8 @@ class Runtime:
     module_hooks: bool = False
     expert_precision: Precision | None = None
     host_experts: int | None = None
+    host_kernels: HostKernels = "unpacking"
+    prediction_python: bool = True
     forms: tuple[Form, ...] = (Form(),)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import LayerView, Prompts
 from moebench.substrate.engine.policies import (
     Assignment,
@@ -30,7 +31,8 @@ class System:
         alpha: how far routing may go from the model's own choice (SMoE's α), where it has an α.
         all_resident: everything must fit on the device: no offloading, for comparison.
         overlap, blocking_copies, parallel_reads, synchronises, reads_unfinished, pinned_copies,
-            expert_precision, host_experts, module_hooks: see `Runtime`.
+            expert_precision, host_experts, module_hooks, host_kernels, prediction_python: see
+            `Runtime`.
     """
 
     #: The publication, as it is cited in a table; the module's docstring has the reference.
@@ -60,6 +62,8 @@ class System:
     expert_precision: Precision | None = None
     host_experts: int | None = None
     module_hooks: bool = False
+    host_kernels: HostKernels = "unpacking"
+    prediction_python: bool = True
 
     def __post_init__(self) -> None:
         """Check options that no policy checks."""

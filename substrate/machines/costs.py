@@ -8,7 +8,9 @@ the lanes; it depends on the profile's kind of software.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import get_args
 
+from moebench.substrate.choices import HostKernels
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.models.shape import ExpertDtype, Form, ModelShape, Precision, stored_bytes
@@ -36,6 +38,9 @@ class CostModel:
         module_hooks: each tensor off the device is copied on its own, by a hook of its module.
         fused_experts: a layer's routed experts are one module with tensors shared by all of them.
         forms: the forms of expert records.
+        host_kernels: how quantised weights are multiplied on the host.  torch's own packed products
+            (`ExpertDtype`) are fused.
+        prediction_python: a prediction that runs the next layer's attention pays a layer's Python.
 
     Attributes:
         form_bytes: bytes of one expert's record in each form.
@@ -49,6 +54,7 @@ class CostModel:
         self, profile: HardwareProfile, shape: ModelShape, precision: Precision, *,
         expert_precision: Precision | ExpertDtype | None = None, pinned: bool | None = None,
         module_hooks: bool = False, fused_experts: bool = False, forms: Sequence[Form] = (Form(),),
+        host_kernels: HostKernels = "unpacking", prediction_python: bool = True,
     ) -> None:  # fmt: skip
         self.profile = profile
         self.shape = shape
@@ -64,6 +70,15 @@ class CostModel:
         self._flops = gpu.tensor_bf16.flops_per_s * gpu.tensor_efficiency.ratio / 1e9
         self._host_bytes = host.gemv_bandwidth.bytes_per_s / 1e9
         self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
+        #: By quantised precision, the share of the host's bandwidth that fused kernels reach.
+        self._fused_share = {
+            "int8": software.host_fused_8bit.ratio,
+            "4bit": software.host_fused_4bit.ratio,
+            "int4": software.host_fused_4bit.ratio,
+            "2bit": software.host_fused_2bit.ratio,
+        }
+        self._host_kernels = host_kernels
+        self._unpacking = software.host_unpacking.ratio
         efficiency = profile.link.in_engine_efficiency.ratio
         #: Bytes that the link to the device copies in one nanosecond.
         self.h2d_bytes_per_ns = profile.link.h2d(pinned).bytes_per_s * efficiency / 1e9
@@ -90,6 +105,12 @@ class CostModel:
             OpKind.ATTEND: max(0, software.layer.ns - launched),
             OpKind.EXPERT: max(0, software.expert.ns - self._launch_ns[OpKind.EXPERT]),
         }
+        #: The same of a prediction that runs the next layer's attention.
+        self._predict_python_ns = self._python_ns[OpKind.ATTEND] if prediction_python else 0
+        #: Time in which the host receives an expert; PyTorch dispatches its operators there, too.
+        self._handoff_ns = float(host.handoff.ns)
+        if software.expert.ns and not host.gemv_holds_dispatch:
+            self._handoff_ns += self._launch_ns[OpKind.EXPERT]
         #: Control thread's time to submit a copy or a host expert.
         self.copy_submit_ns = software.copy_submit.ns
         self._hooks = module_hooks
@@ -199,13 +220,22 @@ class CostModel:
             params = sum(a * b + b for a, b in pairwise(op.network))
             size = params * NETWORK_VALUE_BYTES
             return max(size / self._host_bytes, 2 * params * op.rows[0] / self._host_flops)
-        handoff = self.profile.host.handoff.ns
+        handoff = self._handoff_ns if op.kind is OpKind.EXPERT else self.profile.host.handoff.ns
         time = self._attention(op, self._host_bytes, self._host_flops)
         for params, rows in self._weights(op):
-            size = self._stored(op, params)
             flops = 2 * params * rows / self._host_flops
-            time += handoff + max(size / self._host_bytes, flops)
+            time += handoff + max(self._host_read(op, params), flops)
         return time
+
+    def _host_read(self, op: Op, params: int) -> float:
+        """Return the time in which the host reads weights for a product, in ns."""
+        stored_as = self.expert_precision if op.kind is OpKind.EXPERT else self.precision
+        share = self._fused_share.get(stored_as)
+        if share is None:  # not quantised
+            return self._stored(op, params) / self._host_bytes
+        if self._host_kernels == "fused" or stored_as in get_args(ExpertDtype):
+            return self._stored(op, params) / (self._host_bytes * share)
+        return stored_bytes(params, "bf16") * self._unpacking / self._host_bytes
 
     def _stored(self, op: Op, params: int) -> int:
         if op.kind is OpKind.EXPERT:
@@ -259,6 +289,8 @@ class CostModel:
         if op.network:
             return NETWORK_LAUNCHES * (len(op.network) - 1) * self._one_launch_ns
         if op.kind is OpKind.PREDICT:
-            attention = self._launch_ns[OpKind.ATTEND] if op.context else 0
+            attention = 0
+            if op.context:
+                attention = self._launch_ns[OpKind.ATTEND] + self._predict_python_ns
             return attention + self._launch_ns[OpKind.GATE] * len(op.rows)
         return python + self._launch_ns[op.kind] * len(op.rows)

@@ -44,14 +44,18 @@ def figures(
 
 
 def simulated(
-    profile: HardwareProfile, timeline: Timeline, seconds: float, tokens: int
-) -> dict[str, Any]:
+    profile: HardwareProfile, timeline: Timeline, seconds: float, tokens: int,
+    launch_bound_ns: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Charge idle power of GPU and host all the time, and full power while their lanes are busy.
 
-    Copies and the control thread add nothing.  Profiles hold no powers of disk, memory and board.
+    While the GPU waits between launches of one operation, a share of its power above idle is
+    charged (`Software.launch_bound_power`).  Copies and the control thread add nothing.  Profiles
+    hold no powers of disk, memory and board.
 
     Args:
         seconds: time of all batches, prefill and decode.
+        launch_bound_ns: `Timeline.launch_bound_ns`.
         tokens: the number of generated tokens.
     """
     parts = {}
@@ -61,7 +65,11 @@ def simulated(
             return figures({}, "simulated", reason, tokens)
         idle, full = part.idle_power.watts, part.full_power.watts
         parts[f"{name}, idle"] = idle * seconds
-        parts[f"{name}, at work"] = (full - idle) * timeline.busy_ns(lane) / 1e9
+        bound_ns = launch_bound_ns if lane is Lane.DEVICE else 0
+        parts[f"{name}, at work"] = (full - idle) * (timeline.busy_ns(lane) - bound_ns) / 1e9
+        if bound_ns:
+            share = profile.software.launch_bound_power.ratio
+            parts[f"{name}, launch-bound"] = share * (full - idle) * bound_ns / 1e9
     return figures(parts, "simulated", None, tokens)
 
 

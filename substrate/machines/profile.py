@@ -29,10 +29,17 @@ from moebench.substrate.machines.quantity import (
     Inert,
     Memory,
     Power,
+    PowerShare,
     Quantity,
     Ratio,
     Time,
 )
+
+#: Numbers of a kind of software that few runs use: those with quantised experts on the host, and
+#: the energy of a GPU.  A profile need not state them, and they do not lower its badge.
+SPECIAL = (
+    "launch_bound_power", "host_fused_8bit", "host_fused_4bit", "host_fused_2bit", "host_unpacking",
+)  # fmt: skip
 
 ProfileBadge = Literal["calibrated", "datasheet", "estimate"]
 
@@ -81,6 +88,8 @@ class Host(Inert):
     peak_fp32: Compute
     gemm_efficiency: Efficiency
     handoff: Time  #: giving one task to the host's threads
+    #: Whether ``gemv_bandwidth`` was inferred from the time of an expert, which holds its dispatch.
+    gemv_holds_dispatch: StrictBool = False
     idle_power: Power | None = None  #: None if unknown: then energy is not reported
     full_power: Power | None = None
 
@@ -100,6 +109,9 @@ class Software(Inert):
     ``layer`` and ``expert`` are totals that include the launches of attention, gate and sum, or of
     the expert; 0 if launches are all.  The excess is charged with the layer's attention, and with
     each expert wherever it is computed.
+
+    ``host_fused_*`` and ``host_unpacking`` are of quantised experts on the host
+    (`substrate.choices.HostKernels`).
     """
 
     name: str = Field(min_length=1)
@@ -112,6 +124,11 @@ class Software(Inert):
     layer: Time  #: least time of a layer without its experts
     expert: Time  #: least time of an expert
     waits_each_layer: StrictBool  #: whether the next layer is launched after this one has ended
+    launch_bound_power: PowerShare  #: of the GPU's power above idle, while launches keep it waiting
+    host_fused_8bit: Efficiency  #: of the host's bandwidth, on the bytes of quantised weights
+    host_fused_4bit: Efficiency
+    host_fused_2bit: Efficiency
+    host_unpacking: Ratio  #: time of unpacking weights over that of their product in bf16
     launches_attention: Count
     launches_gate: Count
     launches_expert: Count
@@ -162,14 +179,15 @@ class HardwareProfile(Inert):
 
     @property
     def badge(self) -> ProfileBadge:
-        """The worst badge of its numbers: estimate, else calibrated, else datasheet.
+        """The worst badge of the numbers that every run uses: estimate, else calibrated, datasheet.
 
-        A run's badge may be better, if estimates hardly change it (`harness.run.interval`).
+        A run's badge may be better, if estimates hardly change it, or worse, if it uses others
+        (`harness.run.interval`).
         """
-        if self.estimates:
-            return "estimate"
-        fitted = any(number.badge == "calibrated" for _, number in self.quantities())
-        return "calibrated" if fitted else "datasheet"
+        special = {f"software.{name}" for name in SPECIAL}
+        badges = {number.badge for field, number in self.quantities() if field not in special}
+        worst: tuple[ProfileBadge, ...] = ("estimate", "calibrated")
+        return next((badge for badge in worst if badge in badges), "datasheet")
 
     @property
     def numbers(self) -> int:
@@ -287,7 +305,10 @@ def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> Hardwar
 
 
 def _with_software(data: object, kind: str, where: str) -> object:
-    """Return a profile's mapping in which one kind of software replaces those that it states."""
+    """Return a profile's mapping with one kind of software, in place of those that it states.
+
+    The catalogue has those of `SPECIAL` that the profile does not state.
+    """
     if not isinstance(data, Mapping):
         return data
     own = data.get("software", {})
@@ -297,7 +318,11 @@ def _with_software(data: object, kind: str, where: str) -> object:
             f"{where}: software: expected costs by kind of software; allowed kinds: "
             f"{', '.join(kinds)}"
         )
-    chosen = own[kind] if kind in own else _read_yaml(SOFTWARE / f"{kind}.yaml")
+    chosen = known = _read_yaml(SOFTWARE / f"{kind}.yaml")
+    if kind in own:
+        chosen = own[kind]
+        if isinstance(known, Mapping) and isinstance(chosen, Mapping):
+            chosen = {name: known[name] for name in SPECIAL} | dict(chosen)
     return {**data, "software": chosen}
 
 

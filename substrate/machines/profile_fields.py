@@ -82,6 +82,10 @@ FIELDS = {
         "TPOT of systems that compute experts on the host, a few rows at a time",
         "a matrix-vector product larger than the caches, all cores: bytes over time",
     ),
+    "host.gemv_holds_dispatch": Field(
+        "TPOT of the same under software that pays Python for each expert",
+        "true if the bandwidth was inferred from the time of an expert, not of a product",
+    ),
     "host.peak_fp32": Field(
         "TTFT of systems that compute experts on the host",
         "cores x FLOP a cycle (AVX2 32, AVX-512 64) x clock",
@@ -112,6 +116,19 @@ FIELDS = {
     "software.expert": Field("TPOT: the least that an expert takes", _COST),
     "software.waits_each_layer": Field(
         "TPOT: whether launches of a layer wait for the one before", _COST
+    ),
+    "software.launch_bound_power": Field(
+        "energy while launches keep the device waiting", "nvidia-smi during such a run"
+    ),
+    "software.host_fused_8bit": Field(
+        "TPOT of systems whose kernels multiply 8-bit experts on the host",
+        "bytes over time of such a product, over host.gemv_bandwidth",
+    ),
+    "software.host_fused_4bit": Field("the same of 4-bit experts", "the same"),
+    "software.host_fused_2bit": Field("the same of 2-bit experts", "the same"),
+    "software.host_unpacking": Field(
+        "TPOT of systems that unpack quantised experts on the host before each product",
+        "time of unpacking and product over the product in bf16",
     ),
     "software.launches_attention": Field("kernels of a layer's attention", _COST),
     "software.launches_gate": Field("kernels of a gate", _COST),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moebench.substrate.machines.profile import HardwareProfile
-from moebench.substrate.machines.quantity import Memory, Power, Quantity
+from moebench.substrate.machines.quantity import Memory, Power, PowerShare, Quantity
 
 #: An estimate whose source names no range is assumed to be wrong by up to this share.
 ASSUMED = 0.2
@@ -41,7 +41,7 @@ def uncertain(profile: HardwareProfile) -> list[Uncertain]:
     found = []
     for field, number in profile.quantities():
         exact = number.range is None and number.badge != "estimate"
-        if exact or isinstance(number, Power | Memory):
+        if exact or isinstance(number, Power | PowerShare | Memory):
             continue
         low, high = number.range or _assumed(number)
         found.append(Uncertain(field, number, low, high))

@@ -181,6 +181,10 @@ class Efficiency(Ratio):
     MOST = 1.0
 
 
+class PowerShare(Efficiency):
+    """A share of a part's power above idle."""
+
+
 class Count(Quantity):
     """A count, such as cores or kernel launches."""
 

@@ -175,6 +175,20 @@ class Timeline:
         """Return the busy time of a lane over both phases, in ns."""
         return sum(t.busy_ns[lane] for t in self.totals.values())
 
+    def launch_bound_ns(self, duration_ns: Callable[[Op, Lane], int]) -> int:
+        """Return the device's busy time in which its next kernel was not launched yet, in ns.
+
+        Args:
+            duration_ns: the time that bytes and FLOPs of an operation take, `CostModel.ns`.
+        """
+        device = Lane.DEVICE
+        worked = sum(
+            times[0] * duration_ns(op, device)
+            for totals in self.totals.values()
+            for op, times in totals.computed[device].values()
+        )
+        return self.busy_ns(device) - worked
+
     def stall_ns(self) -> dict[str, int]:
         """Return the idle time of the device by cause over both phases, in ns."""
         causes = sorted({cause for t in self.totals.values() for cause in t.stall_ns})

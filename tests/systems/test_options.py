@@ -153,6 +153,8 @@ def test_a_description_names_every_decision_and_option():
         "expert_precision": "null",
         "host_experts": "null",
         "module_hooks": "False",
+        "host_kernels": "unpacking",
+        "prediction_python": "True",
         "place": "by-id",
         "route": "expert-cache",
         "route.pick": "best",

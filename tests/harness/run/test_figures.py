@@ -20,6 +20,7 @@ NO_ROW = {
     "metrics.host_memory": "counts of host memory before the disk",
     "metrics.process": "what is known of a package's own process",
     "metrics.energy": "energy of each part",
+    "metrics.device_ms": "the two parts of the device's busy time",
     "metrics.utilisation.prefill": "S-MBU and S-MFU of the prefill, by lane",
     "metrics.utilisation.decode.device.gb": "from which its S-MBU follows",
     "metrics.utilisation.decode.device.tflop": "from which its S-MFU follows",

@@ -105,6 +105,54 @@ def test_eager_software_pays_for_layers_and_experts():
     assert (eager.waits_each_layer, COSTS.waits_each_layer) == (True, False)
 
 
+def test_eager_software_dispatches_an_experts_operators_on_the_host_too():
+    """But not where the host's bandwidth was inferred from an expert's time, which holds that."""
+    expert, attention = Op(OpKind.EXPERT, 0, (1, 1), (0, 1)), Op(OpKind.ATTEND, 0, (1,), (), 10, 10)
+    for machine, dispatches in (("a6000", 0), ("rtx4090", 2 * 11 * 8_000)):
+        lean = CostModel(load_profile(machine, "lean"), QWEN, "bf16")
+        eager = CostModel(load_profile(machine, "hf-eager"), QWEN, "bf16")
+        more = eager.ns(expert, Lane.HOST) - lean.ns(expert, Lane.HOST)
+        assert more == pytest.approx(dispatches, abs=1)
+        assert eager.ns(attention, Lane.HOST) == lean.ns(attention, Lane.HOST)
+
+
+def test_a_prediction_that_runs_attention_pays_the_python_of_a_layer():
+    eager = load_profile("a6000", "hf-eager")
+    paying, free = (
+        CostModel(eager, QWEN, "bf16", prediction_python=pays) for pays in (True, False)
+    )
+    attention = Op(OpKind.PREDICT, 0, (1,), (), 10, 10)
+    gates = Op(OpKind.PREDICT, 0, (1, 1, 1))
+    launches = (14 + 4) * 8_000
+    assert paying.control_ns(attention, Lane.DEVICE) == launches + 840_000
+    assert free.control_ns(attention, Lane.DEVICE) == launches
+    assert COSTS.control_ns(attention, Lane.DEVICE) == launches  # lean has no Python
+    for costs in (paying, free):
+        assert costs.control_ns(gates, Lane.DEVICE) == 3 * 4 * 8_000
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernels", "gb_s"),
+    [("4bit", "fused", 0.78 * 78 / 4.15625), ("2bit", "fused", 0.6 * 78 / 3.015625),
+     ("4bit", "unpacking", 78 / 4.9 / 16), ("2bit", "unpacking", 78 / 4.9 / 16),
+     ("bf16", "fused", 78 / 16), ("bf16", "unpacking", 78 / 16)],
+)  # fmt: skip
+def test_quantised_experts_on_the_host_cost_what_its_kernels_do(precision, kernels, gb_s):
+    """``gb_s``: weights, each as one bit, that the host multiplies in a nanosecond."""
+    costs = CostModel(A6000, QWEN, "bf16", expert_precision=precision, host_kernels=kernels)
+    took = costs.ns(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST) - 20_000
+    assert took == pytest.approx(EXPERT_PARAMS / 8 / gb_s, rel=1e-4)
+    # The rest of the model has another precision, and the device its own kernels.
+    assert costs.ns(Op(OpKind.ATTEND, 0, (1,)), Lane.HOST) == ns(OpKind.ATTEND, Lane.HOST)
+
+
+def test_torchs_packed_experts_are_fused_whatever_the_system():
+    for kernels in ("fused", "unpacking"):
+        costs = CostModel(A6000, QWEN, "bf16", expert_precision="int8", host_kernels=kernels)
+        took = costs.ns(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST) - 20_000
+        assert took == round(costs.record_bytes / (78 * 0.95))
+
+
 def test_the_totals_of_eager_software_hold_their_launches():
     eager = load_profile("a6000", "hf-eager")
     slow = CostModel(moved(eager, "software.launch", 12.0), QWEN, "bf16")

@@ -19,8 +19,10 @@ def part(idle: float | None, full: float | None) -> SimpleNamespace:
     return SimpleNamespace(idle_power=watts[0], full_power=watts[1])
 
 
-def profile(gpu: Any, host: Any) -> HardwareProfile:
-    return cast(HardwareProfile, SimpleNamespace(name="a box", gpu=gpu, host=host))
+def profile(gpu: Any, host: Any, share: float = 0.25) -> HardwareProfile:
+    software = SimpleNamespace(launch_bound_power=SimpleNamespace(ratio=share))
+    box = SimpleNamespace(name="a box", gpu=gpu, host=host, software=software)
+    return cast(HardwareProfile, box)
 
 
 def test_idle_power_is_counted_of_both_parts_all_the_time() -> None:
@@ -30,6 +32,15 @@ def test_idle_power_is_counted_of_both_parts_all_the_time() -> None:
     assert found["energy"] == {"source": "simulated", "parts_j": parts, "reason": None}
     assert found["energy_j"] == pytest.approx(18.24)
     assert found["tokens_per_kj"] == pytest.approx(4 / 18.24 * 1000, abs=1e-3)
+
+
+def test_launch_bound_time_draws_a_share_of_the_power() -> None:
+    # Of 13 ms of the device, 4 ms wait for launches: 280 W more for 9 ms, a quarter of it for 4.
+    found = simulated(profile(part(20, 300), part(50, 250)), timeline(), 0.2, 4, 4_000_000)
+    parts = found["energy"]["parts_j"]
+    assert parts["gpu, at work"] == pytest.approx(0.009 * 280)
+    assert parts["gpu, launch-bound"] == pytest.approx(0.004 * 280 / 4)
+    assert found["energy_j"] == pytest.approx(18.24 - 0.004 * 280 * 3 / 4, abs=1e-4)
 
 
 @pytest.mark.parametrize(("gpu", "host", "named"), [

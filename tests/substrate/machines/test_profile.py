@@ -113,7 +113,7 @@ def test_headline_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_no_number_is_calibrated_in_an_uncalibrated_profile(name: str) -> None:
     numbers = quantities(load_profile(name))
-    assert len(numbers) == 9 + 5 + 8 + 3 + 12  # gpu, link, host, disk, software
+    assert len(numbers) == 9 + 5 + 8 + 3 + 17  # gpu, link, host, disk, software
     assert [path for path, number in numbers if number.badge == "calibrated"] == []
 
 

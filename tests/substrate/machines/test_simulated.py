@@ -22,6 +22,19 @@ def test_an_operation_of_many_kernels_starts_with_its_first_and_ends_after_its_l
     assert times(m.submit(experts, Lane.DEVICE)) == (5, 35)
 
 
+def test_time_between_an_operations_launches_is_launch_bound():
+    experts = Op(OpKind.EXPERT, 0, (1, 1, 1), (0, 1, 2))
+    m = simulated(launch_ns=50)
+    m.submit(experts, Lane.DEVICE)  # 50 .. 150, of which 30 are its own
+    m.submit(ATTEND, Lane.DEVICE)  # 200 .. 230, all its own
+    m.submit(EXPERT, Lane.HOST)
+    assert m.timeline.busy_ns(Lane.DEVICE) == 130
+    assert m.timeline.launch_bound_ns(m.costs.ns) == 70
+    m = simulated(launch_ns=5)
+    m.submit(experts, Lane.DEVICE)
+    assert m.timeline.launch_bound_ns(m.costs.ns) == 0
+
+
 def test_software_that_waits_for_each_layer_launches_nothing_beside_it():
     combine = Op(OpKind.COMBINE, 0, (1,))
     ahead, waiting = (
