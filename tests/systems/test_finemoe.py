@@ -246,7 +246,8 @@ def test_finemoe_options_are_applied_or_refused():
     assert describe(system)["prefetch.distance"] == "6"
     assert (system.lossless, system.reads_embedding, system.prefetch.capacity) == (True, True, 1000)
     for option in ("distance", "capacity"):
-        with pytest.raises(
+        said = rf"prefetch.{option} is 0; allowed: 1 (or more|to 10000)"
+        with pytest.raises(UsageError, match=said):
             UsageError, match=rf"prefetch.{option} is 0; allowed: 1 (or more|to 10000)"
         ):
             build("finemoe", {f"prefetch.{option}": "0"})
