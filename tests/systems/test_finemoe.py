@@ -248,8 +248,6 @@ def test_finemoe_options_are_applied_or_refused():
     for option in ("distance", "capacity"):
         said = rf"prefetch.{option} is 0; allowed: 1 (or more|to 10000)"
         with pytest.raises(UsageError, match=said):
-            UsageError, match=rf"prefetch.{option} is 0; allowed: 1 (or more|to 10000)"
-        ):
             build("finemoe", {f"prefetch.{option}": "0"})
     with pytest.raises(UsageError, match="gate scores and prompts' embeddings"):
         MatchedMaps().calibrate([RoutedSequence(np.zeros((2, 5, 2), int), 0)], MODEL, None)  # type: ignore[arg-type]
