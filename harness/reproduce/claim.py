@@ -24,11 +24,14 @@ class CounterExperiment:
             axis.
         measure: measures another reading of the figure, in the claim's unit; by default the claim's
             own ``measure``.
+        always: whether it is also run where the claim is reproduced, because the paper can be read
+            in both ways.
     """
 
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     measure: Callable[[Evidence], Measured] | None = None
+    always: bool = False
 
 
 LEAN = CounterExperiment("lean software in place of Hugging Face's", {"software": "lean"})
@@ -43,7 +46,7 @@ class Claim:
         place: figure, table or section of the paper.
         paper: the paper's figure, in ``unit``; None for an order or a shape in words.
         needs: the experiments that ``measure`` reads.
-        counters: counter-experiments that run if the claim is not reproduced.
+        counters: counter-experiments that run if the claim is not reproduced, or ``always``.
         explanation: the known reason for a difference (`paper_claims`).
         not_measurable: why the claim cannot be measured; it then has no bands and no measure.
     """

@@ -167,20 +167,25 @@ def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
 
 
 def _countering(judged: Iterable[tuple[Claim, ClaimResult]], evidence: Evidence) -> list[Wanted]:
-    """Return the distinct counter-experiments of claims that were not reproduced."""
+    """Return the distinct counter-experiments that are to be run."""
     wanted: dict[CounterExperiment, list[Experiment]] = {}
     for claim, result in judged:
-        for counter in claim.counters if result.verdict in DIFFERING else ():
+        for counter in _counters(claim, result):
             wanted.setdefault(counter, []).extend(claim.needs)
     return [(needs, evidence.changed(counter.changes)) for counter, needs in wanted.items()]
 
 
+def _counters(claim: Claim, result: ClaimResult) -> list[CounterExperiment]:
+    """Return the counter-experiments of a judged claim: all of them if it is not reproduced."""
+    differs = result.verdict in DIFFERING
+    measured = result.measured is not None
+    return [one for one in claim.counters if differs or (measured and one.always)]
+
+
 def _countered(claim: Claim, result: ClaimResult, evidence: Evidence) -> ClaimResult:
-    """Add the measured counter-experiments to the result of a claim that was not reproduced."""
-    if result.verdict not in DIFFERING:
-        return result
+    """Add the measured counter-experiments to the result of a claim."""
     found = []
-    for counter in claim.counters:
+    for counter in _counters(claim, result):
         read = replace(claim, measure=counter.measure or claim.measure)
         again = _measured(read, evidence.changed(counter.changes))
         if again.measured is not None:

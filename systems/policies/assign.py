@@ -93,10 +93,17 @@ class LinkOrHost(Assignment):
             its ``backlog``.  A prefetch is usually under way when the gate is known, and a load
             that queues behind it is what §IV-C excludes: "not interfering with current layer
             expert loading".  From the disk it is the longer backlog of disk and link.
+        prefill: what is done with the experts that a prompt misses.  ``balanced`` divides them as
+            in decode: the second version states Algorithm 2 for every phase (§V-A) and ascribes
+            its TTFT to "the pipelining strategy across CPU, GPU, and loading processes" (§VI-B).
+            ``load`` loads them all: the first version calls the CPU "less efficient than loading"
+            for long prompts, as its time grows with their tokens (v1 §4.1), but has the sentence
+            on the pipelining, too (v1 §6.2).
     """
 
     history: int = 10
     link: Literal["printed", "backlog"] = "backlog"
+    prefill: Literal["balanced", "load"] = "balanced"
 
     uses_host = True
 
@@ -104,8 +111,8 @@ class LinkOrHost(Assignment):
         check_history(self.history)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Divide the absent experts in decode; load all of them in prefill (first version §4.1)."""
-        if view.phase == "prefill":
+        """Return a plan that divides the absent experts, or loads those of a prompt."""
+        if view.phase == "prefill" and self.prefill == "load":
             return split(active, fetches(view.layer, active.absent))
         if not active.absent:
             return split(active)

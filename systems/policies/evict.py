@@ -302,6 +302,10 @@ class LowestAverageScore(Eviction):
     of inactive experts count too.  An iteration is one pass over the layer; in a batch, and in
     prefill, its score is the mean over the rows.
 
+    A prompt uses nearly all experts of one layer after the other, and loads those "not initially in
+    GPU memory" (v1 §4.1).  So while it is processed, experts of layers that it has left are evicted
+    before those of layers to come, and of these the ones of the last layer first.
+
     Attributes:
         window: n; the sum has n + 1 terms, as printed.  The default is ours: the paper names no n,
             and its authors' code runs without one.  docs/caches.md compares 2 to 32.
@@ -321,10 +325,14 @@ class LowestAverageScore(Eviction):
         sums_LE = np.zeros((shape.num_layers, shape.num_experts))
         self._sums = list(sums_LE)  # rows of one array, so that keys index it whole
         self._by_key = sums_LE.reshape(-1)
+        #: In prefill, the keys of experts in layers up to the current one end here; 0 in decode.
+        self._left = 0
+        self._experts = shape.num_experts
 
     def observe(self, view: LayerView) -> None:
         """Update a layer's score sums to iteration j, scaling the first n to n + 1 terms."""
         layer, terms, scores_TE = view.layer, self.window + 1, view.scores_TE
+        self._left = (layer + 1) * self._experts if view.phase == "prefill" else 0
         iteration = self._seen[layer]
         self._seen[layer] = iteration + 1
         latest, total = self._rows[layer][iteration % terms], self._sums[layer]
@@ -339,4 +347,12 @@ class LowestAverageScore(Eviction):
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """Return the allowed key with the lowest average score, or None."""
+        if self._left:
+            left = allowed[: self._left]
+            if left.any():
+                return least(self._by_key, left)
+            if allowed.any():
+                last = int(allowed.nonzero()[0][-1]) // self._experts * self._experts
+                found = least(self._by_key[last:], allowed[last:])
+                return None if found is None else last + found
         return least(self._by_key, allowed)

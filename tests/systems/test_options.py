@@ -164,6 +164,7 @@ def test_a_description_names_every_decision_and_option():
         "assign.by": "score",
         "assign.history": "10",
         "assign.link": "backlog",
+        "assign.prefill": "balanced",
         "assign.tie": "load",
         "prefetch": "top-score",
         "prefetch.alpha": "null",

@@ -121,6 +121,29 @@ LONG_PROMPTS = CounterExperiment(
     {**_DRAWN, "few_shot": 5, "batch": 1, "prompts": 2, "new_tokens": 4},
 )
 
+#: The first version loads every expert that a prompt misses (its §4.1).
+LOADED_PREFILL = CounterExperiment(
+    "all experts that a prompt misses are loaded (first version, §4.1)",
+    {
+        "system": [
+            {"system": "smoe", "set": {"assign.prefill": "load"}},
+            "moe-infinity",
+            "llamacpp",
+            "deepspeed",
+            "hybrimoe",
+        ]
+    },
+    always=True,
+)
+
+#: Option of predictions that pay their launches alone: the paper calls their cost minimal (§IV-C).
+CHEAP_PREDICTIONS = {"prediction_python": "false"}
+CHEAPLY_PREDICTED = CounterExperiment(
+    "predictions that pay launches, and no Python of a layer",
+    {"set": CHEAP_PREDICTIONS},
+    always=True,
+)
+
 #: Counter-experiments of claims that compare systems.
 AGAINST_OTHERS = (SHIPPED, DRAWN, DRAWN_LEAN)
 

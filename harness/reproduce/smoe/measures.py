@@ -8,7 +8,7 @@ from statistics import fmean
 from moebench.harness.reproduce import read
 from moebench.harness.reproduce.evidence import MissingEvidenceError, Runs
 from moebench.harness.reproduce.read import DECODED, HOST, LINK, TPOT, Figure, Measure, percent
-from moebench.harness.reproduce.smoe.experiments import MAIN, STEPS
+from moebench.harness.reproduce.smoe.experiments import CHEAP_PREDICTIONS, MAIN, STEPS
 
 #: Two counts of hits when a layer's gate is known: experts complete, or with a copy begun.
 COMPLETE, BEGUN = "metrics.cache_ratio", "metrics.cache_ratio_begun"
@@ -78,10 +78,15 @@ def main(figure: Figure, said: str = "best of four baselines in each cell") -> M
 # ----------------------------------------------------------------------------- steps
 
 
+def _at(runs: Runs, name: str) -> Runs:
+    """Return the runs of a step of the ablation, with the paper's price of predictions or ours."""
+    return runs.of(set=(STEPS[name], {**STEPS[name], **CHEAP_PREDICTIONS}))
+
+
 @read.curried
 def step(runs: Runs, path: str, after: str, before: str) -> float:
     """Return the change of a figure by a step of the ablation, averaged over settings."""
-    now, then = (runs.of(set=STEPS[name]).by("setting") for name in (after, before))
+    now, then = (_at(runs, name).by("setting") for name in (after, before))
     return percent(fmean(now[s].mean(path) / then[s].mean(path) for s in now))
 
 
@@ -90,14 +95,14 @@ def faster_steps(runs: Runs, base: str) -> float:
     """Return the share of ablation steps, over all settings, in which TPOT falls."""
     names, falls = [base, "+CE", "+CR", "+Pre", "+BA"], []
     for place in runs.by("setting").values():
-        times = [place.of(set=STEPS[name]).mean(TPOT) for name in names]
+        times = [_at(place, name).mean(TPOT) for name in names]
         falls += [b < a for a, b in pairwise(times)]
     return fmean(falls)
 
 
 def busier_yet_faster(runs: Runs) -> float:
     """Return the share of settings where +Pre makes the link busier and TPOT shorter."""
-    before, after = (runs.of(set=STEPS[name]).by("setting") for name in ("+CR", "+Pre"))
+    before, after = (_at(runs, name).by("setting") for name in ("+CR", "+Pre"))
     return fmean(
         after[s].mean(LINK) > before[s].mean(LINK) and after[s].mean(TPOT) < before[s].mean(TPOT)
         for s in after
@@ -113,13 +118,13 @@ def gap(runs: Runs) -> float:
 
 def gap_change(runs: Runs) -> float:
     """Return the change of `gap` by +BA, averaged over settings."""
-    before, after = (runs.of(set=STEPS[name]).by("setting") for name in ("+Pre", "+BA"))
+    before, after = (_at(runs, name).by("setting") for name in ("+Pre", "+BA"))
     return percent(fmean(gap(after[s]) / gap(before[s]) for s in after))
 
 
 def host_to_link(runs: Runs) -> float:
     """Return the host's busy time over the link's with all parts on, averaged over settings."""
-    full = runs.of(set=STEPS["+BA"]).by("setting").values()
+    full = _at(runs, "+BA").by("setting").values()
     return fmean(one.mean(HOST) / one.mean(LINK) for one in full)
 
 

@@ -7,7 +7,13 @@ from moebench.harness.reproduce.claim import Claim
 from moebench.harness.reproduce.read import LINK, TPOT
 from moebench.harness.reproduce.smoe import measures as m
 from moebench.harness.reproduce.smoe.components import host_over_load
-from moebench.harness.reproduce.smoe.experiments import ABLATION, ALONE, FROM_RESIDUAL, PREDICTION
+from moebench.harness.reproduce.smoe.experiments import (
+    ABLATION,
+    ALONE,
+    CHEAPLY_PREDICTED,
+    FROM_RESIDUAL,
+    PREDICTION,
+)
 from moebench.harness.reproduce.smoe.importance import (
     Kind,
     lowered,
@@ -35,7 +41,7 @@ def _faster(id: str, after: str, before: str, paper: float) -> Claim:
             paper, max(5.0, abs(paper) / 2), Band(high=0),
             "from half to one and a half times the paper's change, and at least ten points wide",
         ),
-        _steps(m.step(TPOT, after, before), ABLATION),
+        _steps(m.step(TPOT, after, before), ABLATION), counters=(*ALONE, CHEAPLY_PREDICTED),
     )  # fmt: skip
 
 

@@ -265,6 +265,13 @@ def test_no_counter_experiment_where_a_claim_is_reproduced(bench: Bench) -> None
     assert (found.counters, found.explanation) == ((), "")
 
 
+def test_both_readings_of_a_paper_are_measured_where_one_reproduces_the_claim(bench: Bench) -> None:
+    both = (replace(LEAN, always=True), replace(LEAN, name="another"))
+    (found,) = bench.claims(claim("A", ratio, PAIR, counters=both, explanation="software"))
+    assert found.verdict is Verdict.REPRODUCED
+    assert [one.name for one in found.counters] == ["lean software"]
+
+
 @pytest.mark.parametrize(
     ("band", "verdict"),
     [(Band(high=100), Verdict.DIRECTION_ONLY), (Band(high=0), Verdict.NOT_REPRODUCED)],

@@ -126,9 +126,12 @@ def test_equal_ranks_are_ordered_by_rows_score_and_id():
     assert split(same, [1], [1], [1000], by="batch") == ([3, 1], [2])
 
 
-def test_prefill_loads_everything_by_id():
+def test_prefill_is_divided_as_decode_or_loaded_by_id():
     for options in ({}, {"by": "batch"}, {"tie": "host"}, {"kind": Optimal}):
-        assert split(FOUR, [1000], [1], phase="prefill", **options) == ([1, 2, 5, 7], [])
+        divided = split(FOUR, [20], [5], [3], **options)
+        assert split(FOUR, [20], [5], [3], phase="prefill", **options) == divided
+        loaded = split(FOUR, [1000], [1], phase="prefill", prefill="load", **options)
+        assert loaded == ([1, 2, 5, 7], [])
 
 
 def test_load_all_and_host_all_use_one_side():
