@@ -326,7 +326,11 @@ class Transfers:
             return (last_use, *self._give(fetch, key, None, now_ns))
         allowed = cache.evictable_soon(key, now_ns)
         if named is None:
-            victim = self.evict.victim(allowed, key)
+            # A slot that is idle when the link is free does not delay the load.
+            free_ns = now_ns + self.machine.backlog_ns(self.machine.load_path[-1])
+            victim = self.evict.victim(cache.idle_by(allowed, free_ns), key)
+            if victim is None:
+                victim = self.evict.victim(allowed, key)
             if victim is None and grows:  # experts that are not kept are evicted last
                 victim = min((k for k in self._passing if allowed[k]), default=None)
         else:

@@ -306,6 +306,15 @@ class ExpertCache:
                 mask[key] = key in self._computed and self.has_come(key)
         return mask
 
+    def idle_by(self, mask: Mask, at_ns: int) -> Mask:
+        """Return the part of a mask of complete experts whose last reader has ended at ``at_ns``."""
+        found = mask.copy()
+        for key in (*self._pinned, *self._released):
+            reader = self._reader[key]
+            if reader is not None and (reader.end_ns is None or reader.end_ns > at_ns):
+                found[key] = False
+        return found
+
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
         """Return keys in flight that no layer will submit: evictable once they are complete.
 

@@ -120,13 +120,15 @@ def test_a_prompt_keeps_the_experts_of_layers_to_come() -> None:
     policy = started(LowestAverageScore(window=0), layers=3)
     for layer, scores in ((0, [4, 3, 2, 1]), (1, [1, 2, 3, 4]), (2, [0, 1, 0, 0])):
         see(policy, scores, layer=layer)
-    assert victim_of(policy, 0, 5, 8) == 8  # in decode the lowest score leaves
+    assert victim_of(policy, 0, 5, 8, total=12) == 8  # in decode the lowest score leaves
     policy.observe(view([[1, 2, 3, 4]], 1, layer=1, of=8, phase="prefill"))
-    assert victim_of(policy, 0, 1, 8, 10) == 1  # 3 < 4, both of the layer that it has left
-    assert victim_of(policy, 0, 6, 8) == 6  # and those of its own layer that are done
-    assert victim_of(policy, 8, 9, 11) == 8  # only layers to come
+    assert (
+        victim_of(policy, 0, 1, 8, 10, total=12) == 1
+    )  # 3 < 4, both of the layer that it has left
+    assert victim_of(policy, 0, 6, 8, total=12) == 6  # and those of its own layer that are done
+    assert victim_of(policy, 8, 9, 11, total=12) == 8  # only layers to come
     policy.observe(view([[4, 3, 2, 1]], 1, layer=0, of=8, phase="prefill"))
-    assert victim_of(policy, 4, 5, 9, 10) == 10  # of these the last layer
-    assert victim_of(policy) is None
+    assert victim_of(policy, 4, 5, 9, 10, total=12) == 10  # of these the last layer
+    assert victim_of(policy, total=12) is None
     policy.observe(view([[4, 3, 2, 1]], 1, layer=0, of=8))
-    assert victim_of(policy, 1, 4, 8) == 8
+    assert victim_of(policy, 1, 4, 8, total=12) == 8
