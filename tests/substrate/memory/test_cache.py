@@ -118,6 +118,21 @@ def test_from_arriving_to_evictable():
     cache.check_integrity()
 
 
+def test_a_slot_is_idle_once_its_last_computation_has_ended():
+    cache = cache_of(3, layers=1)
+    for key in range(3):
+        cache.claim(key, None)
+        cache.arrive(key, 0)
+    cache.pin([0, 1])
+    cache.read_by([computation(cache, 0, 80), computation(cache, 1, 90)])
+    soon = cache.evictable_soon(3, 10)
+    assert np.flatnonzero(soon).tolist() == [0, 1, 2]
+    for at, idle in ((79, [2]), (80, [0, 2]), (90, [0, 1, 2])):
+        assert np.flatnonzero(cache.idle_by(soon, at)).tolist() == idle
+    cache.unpin([0, 1])  # their computations go on
+    assert np.flatnonzero(cache.idle_by(cache.evictable_soon(3, 10), 85)).tolist() == [0, 2]
+
+
 def test_impossible_claims_are_bugs():
     cache = cache_of(2, layers=1)
     cache.claim(0, None)
