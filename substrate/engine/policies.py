@@ -293,6 +293,13 @@ class Eviction(Policy):
         """Called when placement has given an expert a slot."""
         self.arrived(key)
 
+    def lingering(self, keys: Iterable[int]) -> int:
+        """Count residents among these that the policy gave up and whose slots nothing has reused.
+
+        Called before `used` with the experts that a layer finds on the device.
+        """
+        return 0
+
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """Called when a layer uses these experts, resident or not.
 
