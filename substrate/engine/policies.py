@@ -94,6 +94,12 @@ class Policy(ABC):
         The model that computes, whose shape `start` and views have, may be smaller.
         """
 
+    def expect(self, prompt_tokens: int) -> None:
+        """Called before `start` with the most tokens that the prompts of a batch have together.
+
+        It may be more than they have, where prompts and answers are known only together.
+        """
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Called when a run begins: create the policy's state."""
 
