@@ -171,6 +171,7 @@ def engine_result(
 ) -> Result:
     """Return the `Result` of a run on the engine."""
     engine, system = stage.engine, session.system
+    stage.timeline.finish(generations[-1].token_ends_ns[-1])
     return Result(
         generations=generations,
         texts=[text for g in generations for text in session.written(g)],

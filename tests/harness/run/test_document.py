@@ -328,3 +328,11 @@ def test_a_runs_document_says_where_its_energy_is_from() -> None:
     metrics = run("moe-ondemand", "--machine", "local")["metrics"]
     assert (metrics["energy_j"] is None) == (metrics["energy"]["reason"] is not None)
     assert metrics["energy"]["source"] != "simulated"
+
+
+@pytest.mark.usefixtures("tiny_models")
+def test_no_lane_of_a_document_is_busier_than_its_run_was_long() -> None:
+    # The link of this system hardly ever rests, and has work for a pass after the last one as well.
+    metrics = run("moesys", "--prompts", "2")["metrics"]
+    whole_ms, busy_ms = 2 * metrics["e2e_ms"], metrics["lanes"].values()
+    assert 0.99 * whole_ms < metrics["lanes"]["h2d"] == max(busy_ms) <= whole_ms
