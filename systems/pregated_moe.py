@@ -26,17 +26,28 @@ Deviations and readings:
 - The gate of a token's last layer could choose for the first layer of the next token; the paper's
   does not (its first block has its own gate), so a token's first layer loads on demand.
 - If the slots are fewer than two layers use, transfers wait for slots.
+- As published it leaves all other slots empty.  The authors' scripts can also keep experts in the
+  memory that is left, 1 to 80 % of all, and replace them by LFU (scripts/eval_all.py of
+  ranggihwang/Pregated_MoE, 7236587; others report a study of LIFO, LFU and LRU).  ``cache=lfu``,
+  ``lru`` or ``lifo`` does this with all slots: only chosen experts that are not there are copied.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.assign import LoadForOneUse
-from moebench.systems.policies.evict import FirstInFirstOut
+from moebench.systems.policies.assign import LoadAll, LoadForOneUse
+from moebench.systems.policies.evict import (
+    FirstInFirstOut,
+    LastInFirstOut,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+)
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import NextExact
 from moebench.systems.policies.route import ExactRouting
@@ -44,18 +55,31 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class FetchChosen(NextExact):
-    """Fetches the experts that the pre-gate chose for the next layer, for one use."""
+    """Fetches the experts that the pre-gate chose for the next layer.
+
+    ``keep`` leaves them on the device after their use.
+    """
+
+    keep: bool = False
 
     discipline = "committed"
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Return the next layer's chosen experts in the order of ids, not to be kept."""
-        return [fetch._replace(keep=False) for fetch in super().prefetch(view, forecast)]
+        """Return the next layer's chosen experts in the order of ids."""
+        return [fetch._replace(keep=self.keep) for fetch in super().prefetch(view, forecast)]
+
+
+REPLACEMENTS = {"lfu": LeastFrequentlyUsed, "lru": LeastRecentlyUsed, "lifo": LastInFirstOut}
 
 
 @dataclass(kw_only=True)
 class PreGatedMoE(System):
-    """Pre-gated MoE with an oracle in place of the trained pre-gates."""
+    """Pre-gated MoE with an oracle in place of the trained pre-gates.
+
+    Attributes:
+        cache: how experts are replaced that stay on the device, in all of its slots; None keeps
+            none.
+    """
 
     paper = "ISCA 2024, arXiv 2308.12066"
 
@@ -64,10 +88,25 @@ class PreGatedMoE(System):
     assign: Assignment = field(default_factory=lambda: LoadForOneUse(experts="active"))
     prefetch: Prefetching = field(default_factory=FetchChosen)
     evict: Eviction = field(default_factory=FirstInFirstOut)
+    cache: Literal["lfu", "lru", "lifo"] | None = None
 
-    def most_slots(self, shape: ModelShape) -> int:
-        """Return the experts of two layers: the one that computes and the one being fetched."""
-        return 2 * shape.num_experts
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache is None:
+            return
+        kinds = LoadForOneUse, FetchChosen, FirstInFirstOut
+        for policy, kind in zip((self.assign, self.prefetch, self.evict), kinds, strict=True):
+            if type(policy) is not kind:
+                raise UsageError(
+                    f"cache={self.cache} chooses what is kept and evicted: leave out the option "
+                    f"that makes it {type(policy).__name__}"
+                )
+        self.assign, self.prefetch = LoadAll(), FetchChosen(keep=True)
+        self.evict = REPLACEMENTS[self.cache]()
+
+    def most_slots(self, shape: ModelShape) -> int | None:
+        """Return the experts of the layer that computes and the next; None with a cache."""
+        return 2 * shape.num_experts if self.cache is None else None
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return a note that an oracle replaces the pre-gates."""

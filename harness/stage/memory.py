@@ -52,11 +52,15 @@ class Memory:
     notes: list[str]
 
     def document(self, slot_bytes: int, expert_bytes: int) -> dict[str, int]:
-        """Return the document's ``memory``: bytes offered, of all slots, and of an expert."""
+        """Return the document's ``memory``: bytes offered, of all slots, and of an expert.
+
+        ``room_bytes`` are those of all experts that fit, where the system's slots may be fewer.
+        """
         return {
             "offered_device_bytes": self.capacity.offered_bytes,
             "offered_host_bytes": self.capacity.host.budget_bytes,
             "expert_bytes": expert_bytes,
+            "room_bytes": self.capacity.room * expert_bytes,
             "slot_bytes": slot_bytes,
         }
 
