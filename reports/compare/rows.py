@@ -95,7 +95,7 @@ def _reference(runs: Sequence[Document]) -> str:
 
 
 def _remarks(runs: Sequence[Document]) -> tuple[str, ...]:
-    found = _empty_room(runs)
+    found = [text] if (text := empty_room(runs)) else []
     if flat := sorted({str(run["spec"]["workload"]) for run in runs if score_at_floor(run)}):
         found.append(f"score at chance level: {', '.join(flat)}")
     cut, n = (sum(dig(run, f"accuracy.{key}") or 0 for run in runs) for key in ("cut", "n"))
@@ -104,14 +104,14 @@ def _remarks(runs: Sequence[Document]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _empty_room(runs: Sequence[Document]) -> list[str]:
-    """Say how much memory experts take, if they leave more than half of the room for them empty."""
+def empty_room(runs: Sequence[Document]) -> str:
+    """Say how much memory experts take if they leave over half of their room empty; else ""."""
     each = [(dig(run, "memory.slot_bytes"), dig(run, "memory.room_bytes")) for run in runs]
     known = [(taken, room) for taken, room in each if taken is not None and room is not None]
     if all(taken >= room / 2 for taken, room in known):
-        return []
+        return ""
     taken, room = (fmean(sizes) / 1e9 for sizes in zip(*known, strict=True))
-    return [f"its experts take {taken:.3g} of {room:.3g} GB"]
+    return f"its experts take {taken:.3g} of {room:.3g} GB"
 
 
 def _value(figure: Metric, cells: Sequence[Sequence[Document]]) -> Value | None:
