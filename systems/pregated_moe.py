@@ -28,26 +28,21 @@ Deviations and readings:
 - If the slots are fewer than two layers use, transfers wait for slots.
 - As published it leaves all other slots empty.  The authors' scripts can also keep experts in the
   memory that is left, 1 to 80 % of all, and replace them by LFU (scripts/eval_all.py of
-  ranggihwang/Pregated_MoE, 7236587; others report a study of LIFO, LFU and LRU).  ``cache=lfu``,
-  ``lru`` or ``lifo`` does this with all slots: only chosen experts that are not there are copied.
+  ranggihwang/Pregated_MoE, 7236587; others report a study of LIFO, LFU and LRU).  ``cache=true``
+  keeps experts in all slots, and ``evict=lfu``, ``lru`` or ``lifo`` replaces them: then only chosen
+  experts that are not there are copied.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.assign import LoadAll, LoadForOneUse
-from moebench.systems.policies.evict import (
-    FirstInFirstOut,
-    LastInFirstOut,
-    LeastFrequentlyUsed,
-    LeastRecentlyUsed,
-)
+from moebench.systems.policies.assign import LoadForOneUse
+from moebench.systems.policies.evict import FirstInFirstOut
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import NextExact
 from moebench.systems.policies.route import ExactRouting
@@ -57,19 +52,17 @@ from moebench.systems.policies.route import ExactRouting
 class FetchChosen(NextExact):
     """Fetches the experts that the pre-gate chose for the next layer.
 
-    ``keep`` leaves them on the device after their use.
+    They leave the device after their use, unless the system has a cache.
     """
 
-    keep: bool = False
-
     discipline = "committed"
+
+    def __post_init__(self) -> None:
+        self.keep = False
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
         """Return the next layer's chosen experts in the order of ids."""
         return [fetch._replace(keep=self.keep) for fetch in super().prefetch(view, forecast)]
-
-
-REPLACEMENTS = {"lfu": LeastFrequentlyUsed, "lru": LeastRecentlyUsed, "lifo": LastInFirstOut}
 
 
 @dataclass(kw_only=True)
@@ -77,8 +70,7 @@ class PreGatedMoE(System):
     """Pre-gated MoE with an oracle in place of the trained pre-gates.
 
     Attributes:
-        cache: how experts are replaced that stay on the device, in all of its slots; None keeps
-            none.
+        cache: keep experts on the device after their use, in all of its slots.
     """
 
     paper = "ISCA 2024, arXiv 2308.12066"
@@ -88,25 +80,18 @@ class PreGatedMoE(System):
     assign: Assignment = field(default_factory=lambda: LoadForOneUse(experts="active"))
     prefetch: Prefetching = field(default_factory=FetchChosen)
     evict: Eviction = field(default_factory=FirstInFirstOut)
-    cache: Literal["lfu", "lru", "lifo"] | None = None
+    cache: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cache is None:
-            return
-        kinds = LoadForOneUse, FetchChosen, FirstInFirstOut
-        for policy, kind in zip((self.assign, self.prefetch, self.evict), kinds, strict=True):
-            if type(policy) is not kind:
-                raise UsageError(
-                    f"cache={self.cache} chooses what is kept and evicted: leave out the option "
-                    f"that makes it {type(policy).__name__}"
-                )
-        self.assign, self.prefetch = LoadAll(), FetchChosen(keep=True)
-        self.evict = REPLACEMENTS[self.cache]()
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Start the policies, and tell them whether experts stay on the device."""
+        super().start(shape, cache)
+        for policy in (self.assign, self.prefetch):
+            if isinstance(policy, LoadForOneUse | FetchChosen):
+                policy.keep = self.cache
 
     def most_slots(self, shape: ModelShape) -> int | None:
         """Return the experts of the layer that computes and the next; None with a cache."""
-        return 2 * shape.num_experts if self.cache is None else None
+        return None if self.cache else 2 * shape.num_experts
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return a note that an oracle replaces the pre-gates."""
