@@ -210,8 +210,9 @@ class CodedScores(RecentScores):
 def credited(view: LayerView, as_coded: bool) -> np.ndarray:
     """Return the scores that S is updated by: of several rows the first as coded, else the mean."""
     scores_TE = view.scores_TE
-    one = as_coded or len(scores_TE) == 1
-    return scores_TE[0] if one else scores_TE.mean(axis=0)
+    first = as_coded or len(scores_TE) == 1
+    scores_E: np.ndarray = scores_TE[0] if first else scores_TE.mean(axis=0)
+    return scores_E
 
 
 @dataclass(kw_only=True)

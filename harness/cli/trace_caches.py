@@ -96,7 +96,7 @@ def _listed(option: str, text: str) -> list[str]:
     return found
 
 
-def _choices(count: str, scope: str) -> Any:
+def _choices(count: str, scope: str | None) -> Any:
     from moebench.substrate.analysis.cache_replay import COUNTINGS
 
     if count not in COUNTINGS:
