@@ -47,7 +47,7 @@ _KINDS = {
             "experts.prefill", "prefetch", "routed_ahead")), _NUMBERS),
     **dict.fromkeys(
         (f"memory.{name}" for name in (
-            "offered_device_bytes", "offered_host_bytes", "slot_bytes")), _NUMBER),
+            "offered_device_bytes", "offered_host_bytes", "room_bytes", "slot_bytes")), _NUMBER),
     "accuracy.chance": _NUMBER,
     "accuracy.metric": _TEXT,
     "accuracy.items": _PART,

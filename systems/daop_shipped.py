@@ -73,10 +73,11 @@ def least_sum(
     On the host an expert costs ``host_cost`` a token, on the device ``load_cost``, or nothing if it
     is resident.  The code tries all 2^E splits.  Their cost is a sum of terms that each depend on
     one expert's side only, so it is least if every expert is computed on its own cheaper side.  At
-    equal cost the host computes the expert; this includes experts without a token.
+    equal cost the device computes the expert: the code tries splits in ascending order, a 1 in
+    place of an expert is the host, and only a lower cost replaces the best split so far.
     """
     there = set(on_device)
-    return {e for e, n in enumerate(tokens) if host_cost * n <= (0.0 if e in there else load_cost)}
+    return {e for e, n in enumerate(tokens) if host_cost * n < (0.0 if e in there else load_cost)}
 
 
 @dataclass(kw_only=True)

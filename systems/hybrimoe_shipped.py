@@ -15,7 +15,11 @@
                                              GPU, 0.4179 a copy, for every model and machine
     several rows: all on the GPU           TwoEnded, AfterNext
     prefetch_expert, 0 by default          AfterNext.size: the next layer's highest S
-    KScoreAwareCache: α = 0.5, p = 2k      RecentScores
+    KScoreAwareCache: α = 0.5, p = 2k;     CodedScores; with ``evict.as_coded=false`` and
+      a gate's p highest scores, in          ``prefetch.as_coded=false`` every expert gets its own
+      descending order, are credited to      score, and of several rows the mean
+      their experts in the order of ids;
+      of several rows the first is read
       evicts the lowest S; of equal        LowestOfItsLayer
       ones the least recently used
     page-locked storage of all experts     ``pinned_copies``
@@ -28,9 +32,6 @@ layer is computed.  The last layer finds the experts staged for it, but the code
 
 Deviations:
 
-- In S the code credits a gate's p highest scores, in descending order, to their experts in the
-  order of ids, and reads only the first row.  moebench credits every expert its own score, and uses
-  the mean of several rows; ``evict.as_coded`` reproduces the code.
 - The code evicts experts that the current layer has not yet computed, and then computes with the
   weights that replaced theirs.  In moebench these experts are evicted after their computation.
 - The code computes some of the CPU's experts with other experts' weights: it uses positions in two
@@ -154,10 +155,12 @@ class TwoEnded(Assignment):
 class AfterNext(Prefetching):
     """Stages the layer after the next for several rows; fetches the next layer's highest S for one.
 
-    For one row, ``size`` experts of the next layer are fetched if they are missing.
+    For one row, ``size`` experts of the next layer are fetched if they are missing.  S is that of
+    `LowestOfItsLayer`, with and without ``as_coded``.
     """
 
     size: int = 0
+    as_coded: bool = True
 
     discipline = "committed"
 
@@ -171,12 +174,12 @@ class AfterNext(Prefetching):
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin with S = 0 for every expert."""
-        self._scores = RecentScores(shape, SMOOTHING, 0)
+        self._scores = (CodedScores if self.as_coded else RecentScores)(shape, SMOOTHING, 0)
 
     def observe(self, view: LayerView) -> None:
-        """Update S by the mean scores of the rows, if the next layer is fetched for."""
+        """Update S by a gate's scores, if the next layer is fetched for."""
         if self.size:
-            self._scores.update(view.layer, view.scores_TE.mean(axis=0))
+            self._scores.update(view.layer, credited(view, self.as_coded))
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
         """Return all experts of the layer after the next, transient; or some of the next layer."""
@@ -193,7 +196,10 @@ class AfterNext(Prefetching):
 
 
 class CodedScores(RecentScores):
-    """S as the code computes it: the p highest scores go to their experts in the order of ids."""
+    """S as the code computes it: the p highest scores go to their experts in the order of ids.
+
+    The code adds scores sorted by value to experts sorted by id, so most get another one's score.
+    """
 
     def update(self, layer: int, scores_E: np.ndarray) -> None:
         """Credit the highest score to the lowest id of the p best experts, and so on."""
@@ -201,14 +207,23 @@ class CodedScores(RecentScores):
         self.of(layer)[np.sort(highest)] += self.smoothing * scores_E[highest]
 
 
+def credited(view: LayerView, as_coded: bool) -> np.ndarray:
+    """Return the scores that S is updated by: of several rows the first as coded, else the mean."""
+    scores_TE = view.scores_TE
+    first = as_coded or len(scores_TE) == 1
+    scores_E: np.ndarray = scores_TE[0] if first else scores_TE.mean(axis=0)
+    return scores_E
+
+
 @dataclass(kw_only=True)
 class LowestOfItsLayer(Eviction):
     """Evicts the lowest S of the incoming expert's layer; of equal ones the least recently used.
 
-    With ``as_coded``, S is computed of the first row only and as `CodedScores`, like the code.
+    S is computed as the code does, as `CodedScores` and of the first row alone; without
+    ``as_coded`` it is that of the paper.
     """
 
-    as_coded: bool = False
+    as_coded: bool = True
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Reserve staging slots for one layer's experts; refuse fewer other slots than layers."""
@@ -233,9 +248,8 @@ class LowestOfItsLayer(Eviction):
         self._kept = [OrderedDict[int, None]() for _ in range(shape.num_layers)]
 
     def observe(self, view: LayerView) -> None:
-        """Update S by the rows' mean scores, or by the first row's if ``as_coded``."""
-        one, scores_TE = self.as_coded or view.forward.rows == 1, view.scores_TE
-        self._scores.update(view.layer, scores_TE[0] if one else scores_TE.mean(axis=0))
+        """Update S by a gate's scores."""
+        self._scores.update(view.layer, credited(view, self.as_coded))
         self._layer, self._rows = view.layer, view.forward.rows
 
     def used(self, layer: int, experts: Iterable[int]) -> None:

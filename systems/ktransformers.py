@@ -8,10 +8,10 @@ residents concurrently with the host.
 
     paper and code                                     moebench
     ──────────────                                     ────────
-    GPU expert mask, --kt-num-gpu-experts              all slots except the staged layer's:
+    GPU expert mask, --kt-num-gpu-experts              all slots, except a staged layer's:
                                                        ``--slots``, ``--capacity``
-    --kt-expert-placement-strategy uniform             PlaceById: n of each layer, lowest ids
-      frequency                                        ``place=popular``
+    --kt-expert-placement-strategy frequency           PlacePopular: the most used of all layers
+      uniform, the default                             ``place=by-id``: n of each layer, lowest ids
       front-loading                                    ``place=front-loading``
       random                                           ``place=random`` (seed 42)
     hybrid: submit to CPU, compute on GPU, sync, add   Hybrid.assign: Plan.host beside Plan.device
@@ -34,10 +34,14 @@ already in the buffer, so this needs no transfer.
 
 Deviations and readings:
 
+- The documentation calls *frequency* the strategy with the "best performance when activation
+  statistics are available" (experts-sched-Tutorial), and *uniform* its default without them.  A run
+  has statistics for every system, so frequency is the default here.
 - The default threshold is that of the documentation for BF16 (GLM-4.7); its other examples have 400
   to 2048, the command line 4096, and SGLang alone has none.  0 disables layer-wise prefill.
 - The buffer holds one layer's experts and is empty outside layer-wise prefill.  It is part of the
-  slots that every system has, so a tight budget leaves fewer residents.
+  slots that every system has, so a tight budget leaves fewer residents.  Runs whose prompts cannot
+  reach the threshold do not reserve it.
 - In layer-wise prefill moebench computes an expert when it has arrived, and a resident in its own
   slot; the code waits for the whole layer and copies residents into the buffer, too.
 - With ``update``, moebench copies a new resident from the host to the slot of the one it replaces,
@@ -49,6 +53,7 @@ Deviations and readings:
   nearest to one CUDA graph for all of decode.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -62,7 +67,7 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.policies.evict import OnlyNamed
-from moebench.systems.policies.place import PlaceById
+from moebench.systems.policies.place import PlacePopular
 from moebench.systems.policies.prefetch import NoPrefetch
 from moebench.systems.policies.route import ExactRouting
 
@@ -88,6 +93,7 @@ class Hybrid(Assignment):
     uses_host = True
 
     def __post_init__(self) -> None:
+        self._expected = sys.maxsize
         for option in ("defer", "threshold"):
             if (given := getattr(self, option)) < 0:
                 raise UsageError(f"assign.{option} is {given}; allowed: 0 (none) or more")
@@ -102,10 +108,19 @@ class Hybrid(Assignment):
         """Whether no output is deferred to a later layer."""
         return not self.defer
 
+    def expect(self, prompt_tokens: int) -> None:
+        """Keep the most tokens of a batch's prompts, on which depends whether a layer is staged."""
+        self._expected = prompt_tokens
+
+    @property
+    def stages(self) -> bool:
+        """Whether a prompt can be long enough for layer-wise prefill; true if nothing is known."""
+        return 0 < self.threshold <= self._expected
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Reserve slots of one staged layer, or one of each layer's pool; refuse too few slots."""
         staged = len(shape.moe_layers) if cache.scope == "layer" else shape.num_experts
-        self.reserve = staged if self.threshold else 0
+        self.reserve = staged if self.stages else 0
         if self.reserve > cache.slots:
             raise BudgetError(
                 f"layer-wise prefill stages {self.reserve} experts, the device has {cache.slots} "
@@ -149,11 +164,11 @@ class Hybrid(Assignment):
 
 @dataclass(kw_only=True)
 class KTransformers(System):
-    """kTransformers with its hybrid assignment and a fixed set of resident experts."""
+    """kTransformers with its hybrid assignment and the most used experts as fixed residents."""
 
     paper = "SOSP 2025, doi 10.1145/3731569.3764843"
 
-    place: Placement = field(default_factory=PlaceById)
+    place: Placement = field(default_factory=PlacePopular)
     route: Routing = field(default_factory=ExactRouting)
     assign: Assignment = field(default_factory=Hybrid)
     prefetch: Prefetching = field(default_factory=NoPrefetch)
@@ -162,7 +177,7 @@ class KTransformers(System):
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return a note on how many slots are reserved for layer-wise prefill."""
-        if isinstance(self.assign, Hybrid) and self.assign.threshold:
+        if isinstance(self.assign, Hybrid) and self.assign.stages:
             return [
                 f"{shape.num_experts} of {slots} slots stage one layer's experts for prompts of "
                 f"{self.assign.threshold} tokens or more, and are empty in decode"

@@ -7,7 +7,7 @@ use: the best one or two are loaded while this layer computes.
 
     paper                            moebench
     ─────                            ────────
-    k experts cached in each layer   PlaceLastIds: the same number a layer; StagedLRU
+    k experts cached in each layer   PlaceLastIds: the same number a layer, or one more; StagedLRU
     after the gate                   LoadAll: resident experts first, then the missing ones by id
     speculative loading              NextGate on this layer's state, after this layer's loads;
                                      ``prefetch.experts``: 1 or 2
@@ -30,10 +30,12 @@ Deviations and readings, where the sources are silent:
 - The authors' repository has the cache and the buffers, but no speculation (its issue 10);
   ``--variant shipped`` models it.  The number of buffers (4) and the residents at the start (the
   highest ids) are those of the repository's demo.
-- Buffers are part of the device's budget.  Slots that cannot be divided equally between all layers
-  are additional buffers; with fewer slots than layers, all are buffers.
+- Buffers are part of the device's budget.  The paper has the same k in each layer, here the first
+  layers have one more where the other slots cannot be divided equally.
+  ``place.equal_layers=true`` makes such slots, up to one a layer, additional buffers.
 - A buffer is overwritten when it is needed: until then an expert that its layer gave up or did not
-  use is found in it.
+  use is found in it.  Such hits are part of ``metrics.cache_ratio``; ``metrics.experts`` counts
+  them as ``lingering``.
 - A speculative load that has not begun when its gate is known is dropped; one under way goes on.
 - Experts are read-only, so evicted experts are not copied back; ``evict.write_back=true`` does so.
 - The paper serves one sequence; in a batch the best-scored experts of any row are speculated.

@@ -2,8 +2,8 @@
 
     code                                  moebench
     ────                                  ────────
-    ids >= offload_per_layer at the       PlaceLastIds, as published
-      start, equally many a layer
+    ids >= offload_per_layer at the       ``place.equal_layers``: up to one slot a layer more is a
+      start, equally many a layer           buffer
     active experts: resident ones         LoadAll, as published
       first, then the missing by id
     marked used before any eviction;      StagedLRU, as published
@@ -33,9 +33,10 @@ Not modelled:
 from dataclasses import dataclass, field
 from functools import partial
 
-from moebench.substrate.engine.policies import Eviction, Prefetching
+from moebench.substrate.engine.policies import Eviction, Placement, Prefetching
 from moebench.systems.mixtral_offloading import MixtralOffloading
 from moebench.systems.policies.evict_staged import StagedLRU
+from moebench.systems.policies.place import PlaceLastIds
 from moebench.systems.policies.prefetch import NoPrefetch
 
 
@@ -43,6 +44,7 @@ from moebench.systems.policies.prefetch import NoPrefetch
 class ShippedMixtralOffloading(MixtralOffloading):
     """Mixtral-Offloading without speculation or overlap; evicted experts are copied back."""
 
+    place: Placement = field(default_factory=partial(PlaceLastIds, equal_layers=True))
     prefetch: Prefetching = field(default_factory=NoPrefetch)
     evict: Eviction = field(default_factory=partial(StagedLRU, write_back=True))
     overlap: bool = False

@@ -20,7 +20,8 @@ Deviations and readings; the paper itself was not read, only descriptions of it 
 DuoServe-MoE (arXiv 2509.07379):
 
 - The ring continues across passes: the last layers' buffers are filled with the first layers of the
-  next pass.  Only the first request of a run waits for all of layer 0's copies.
+  next pass.  Only the first request of a run waits for all of layer 0's copies.  Copies for a pass
+  after the run's last one do not count.
 - A buffer is freed expert by expert, as each is computed or turns out to be unused.
 - An expert is one copy; a layer in one block of memory would need fewer launches.
 - By DuoServe-MoE, MoESys "prefetches all experts for each layer into GPU memory" (§6.1) and holds

@@ -26,6 +26,11 @@ Deviations and readings:
 - The gate of a token's last layer could choose for the first layer of the next token; the paper's
   does not (its first block has its own gate), so a token's first layer loads on demand.
 - If the slots are fewer than two layers use, transfers wait for slots.
+- As published it leaves all other slots empty.  The authors' scripts can also keep experts in the
+  memory that is left, 1 to 80 % of all, and replace them by LFU (scripts/eval_all.py of
+  ranggihwang/Pregated_MoE, 7236587; others report a study of LIFO, LFU and LRU).  ``cache=true``
+  keeps experts in all slots, and ``evict=lfu``, ``lru`` or ``lifo`` replaces them: then only chosen
+  experts that are not there are copied.
 """
 
 from collections.abc import Sequence
@@ -34,6 +39,7 @@ from dataclasses import dataclass, field
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
+from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.policies.assign import LoadForOneUse
 from moebench.systems.policies.evict import FirstInFirstOut
@@ -44,18 +50,28 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class FetchChosen(NextExact):
-    """Fetches the experts that the pre-gate chose for the next layer, for one use."""
+    """Fetches the experts that the pre-gate chose for the next layer.
+
+    They leave the device after their use, unless the system has a cache.
+    """
 
     discipline = "committed"
 
+    def __post_init__(self) -> None:
+        self.keep = False
+
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Return the next layer's chosen experts in the order of ids, not to be kept."""
-        return [fetch._replace(keep=False) for fetch in super().prefetch(view, forecast)]
+        """Return the next layer's chosen experts in the order of ids."""
+        return [fetch._replace(keep=self.keep) for fetch in super().prefetch(view, forecast)]
 
 
 @dataclass(kw_only=True)
 class PreGatedMoE(System):
-    """Pre-gated MoE with an oracle in place of the trained pre-gates."""
+    """Pre-gated MoE with an oracle in place of the trained pre-gates.
+
+    Attributes:
+        cache: keep experts on the device after their use, in all of its slots.
+    """
 
     paper = "ISCA 2024, arXiv 2308.12066"
 
@@ -64,10 +80,18 @@ class PreGatedMoE(System):
     assign: Assignment = field(default_factory=lambda: LoadForOneUse(experts="active"))
     prefetch: Prefetching = field(default_factory=FetchChosen)
     evict: Eviction = field(default_factory=FirstInFirstOut)
+    cache: bool = False
 
-    def most_slots(self, shape: ModelShape) -> int:
-        """Return the experts of two layers: the one that computes and the one being fetched."""
-        return 2 * shape.num_experts
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Start the policies, and tell them whether experts stay on the device."""
+        super().start(shape, cache)
+        for policy in (self.assign, self.prefetch):
+            if isinstance(policy, LoadForOneUse | FetchChosen):
+                policy.keep = self.cache
+
+    def most_slots(self, shape: ModelShape) -> int | None:
+        """Return the experts of the layer that computes and the next; None with a cache."""
+        return None if self.cache else 2 * shape.num_experts
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return a note that an oracle replaces the pre-gates."""

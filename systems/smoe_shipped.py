@@ -118,8 +118,10 @@ class SetOrderRouter(Routing):
 
 
 def trimmed_mean(values: Iterable[float]) -> float:
-    """Return the mean of the values within one σ of their mean (rule 5)."""
+    """Return the mean of the values within one σ of their mean; of one or two, of all (rule 5)."""
     known = list(values)
+    if len(known) <= 2:  # both are one σ away, and rounding would decide which of them stay
+        return fmean(known)
     mean, sigma = fmean(known), pstdev(known)
     return fmean([v for v in known if abs(v - mean) <= sigma] or known)
 

@@ -24,7 +24,10 @@ def caches(
     count: Annotated[
         str, option("How accesses are counted: steps, requests, or statistics (as in trace info).")
     ] = "steps",
-    scope: Annotated[str, option("Scope of a cache: layer, or global.")] = "layer",
+    scope: Annotated[
+        str | None,
+        option("Scope of a cache: layer, or global [global; layer with --count statistics]."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         option("Option of one policy, as policy.option=value; repeatable.", "--set"),
@@ -35,7 +38,7 @@ def caches(
     json_: JSON = False,
 ) -> None:
     """Count the hits of cache policies on recorded routing; nothing is run or timed."""
-    from moebench.substrate.analysis.cache_replay import hit_rate, topology
+    from moebench.substrate.analysis.cache_replay import hit_rate, scope_of, topology
     from moebench.substrate.traces.catalogue import find_trace
     from moebench.substrate.traces.file import open_trace
     from moebench.substrate.traces.replay import routing
@@ -43,7 +46,8 @@ def caches(
     options = _options(set_ or [])
     makers = {name: _maker(name, options) for name in _listed("--policies", policies)}
     _check_used(options, makers)
-    counting, scoped = _choices(count, scope)
+    counting, asked = _choices(count, scope)
+    scoped = asked or scope_of(counting)
     opened = open_trace(find_trace(trace))
     header = opened.header
     sizes = _sizes(slots, header.num_experts)
@@ -59,22 +63,25 @@ def caches(
             progress(done + 1, len(makers))
     if json_:
         about = {
-            "trace": trace, "hash": opened.hash, "count": count, "scope": scope,
+            "trace": trace, "hash": opened.hash, "count": count, "scope": scoped,
             "sequences": len(routed), "experts": header.num_experts, "top_k": header.top_k,
         }  # fmt: skip
         console.print_json(about | {"hit_rates": rates}, sort_keys=False)
         return
-    headers = ["policy", *(f"{size} of {header.num_experts}" for size in sizes)]
-    rows = [[name, *(f"{100 * rate:.2f} %" for rate in of.values())] for name, of in rates.items()]
+    headers = ["policy", "scope", *(f"{size} of {header.num_experts}" for size in sizes)]
+    rows = [
+        [name, scoped, *(f"{100 * rate:.2f} %" for rate in of.values())]
+        for name, of in rates.items()
+    ]
     console.table(f"hits on {trace}", headers, rows)
-    where = "slots a layer" if scope == "layer" else "slots a layer, lent to all layers"
+    where = "slots a layer" if scoped == "layer" else "slots a layer, in one pool for all layers"
     console.say(f"{where}; {_MEANT[count]}; {len(routed)} sequences")
 
 
 #: What is counted, in a line.
 _MEANT = {
-    "steps": "a layer's experts of one pass hit or miss together, prefill and decode, one cache "
-    "for all sequences, empty at first",
+    "steps": "a layer's experts of one pass hit or miss together, a prompt is one pass, hits of "
+    "decode, one cache for all sequences, empty at first: as the hit ratio of a run",
     "requests": "each request by itself, prefill and decode, one cache for all sequences, empty "
     "at first",
     "statistics": "each request of decode by itself, a cache for each sequence, whose first misses "
@@ -89,12 +96,12 @@ def _listed(option: str, text: str) -> list[str]:
     return found
 
 
-def _choices(count: str, scope: str) -> Any:
+def _choices(count: str, scope: str | None) -> Any:
     from moebench.substrate.analysis.cache_replay import COUNTINGS
 
     if count not in COUNTINGS:
         raise UsageError(f"--count {count}: allowed: {', '.join(COUNTINGS)}")
-    if scope not in ("layer", "global"):
+    if scope not in (None, "layer", "global"):
         raise UsageError(f"--scope {scope}: allowed: layer, global")
     return count, scope
 

@@ -124,6 +124,7 @@ class Bench:
                 raise NotChecked(str(error)) from error
             events[:] = [claim._replace(placed=True) for claim in events]
             generations = list(_generate(session, stage))
+            stage.timeline.finish(generations[-1].token_ends_ns[-1])
         return Run(case, session, stage, generations, events, watched[0].deferred)
 
     def resident(self, session: LiveSession) -> list[list[list[int]]]:

@@ -318,7 +318,9 @@ def check_counts(
 
 
 def check_times(timeline: Timeline, generations: Sequence[Generation]) -> None:
-    """Check that tokens end in order, and that the device's work and idle time fill the run.
+    """Check that tokens end in order, and that no lane works longer than the finished run.
+
+    The device's work and idle time fill it.
 
     Raises BrokenError: a condition does not hold.
     """
@@ -333,3 +335,6 @@ def check_times(timeline: Timeline, generations: Sequence[Generation]) -> None:
     whole = timeline.busy_ns(Lane.DEVICE) + stalls
     end = times(device[-1])[1]
     must(whole == end <= now, f"the device was busy and idle for {whole} ns of {end}, of {now}")
+    for lane in Lane:
+        busy = timeline.busy_ns(lane)
+        must(0 <= busy <= now, f"the lane {lane.value} was busy for {busy} ns of {now}")

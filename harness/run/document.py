@@ -24,6 +24,7 @@ from moebench.harness.run.identity import code_hash
 from moebench.harness.run.session import Prepared, Session
 from moebench.harness.stage.stage import Stage
 from moebench.substrate.analysis.bound import LeastCosts, least_decode_ns
+from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines import accelerator, energy
@@ -45,7 +46,7 @@ NOISY = 0.1
 #: Counts of `substrate.engine.counts` that a document holds for each phase.
 EXPERT_COUNTS = (
     "active", "hits", "in_flight", "begun", "loads", "host", "host_resident", "deferred",
-    "unchosen", "replaced",
+    "unchosen", "replaced", "lingering",
 )  # fmt: skip
 
 #: Length of the n-grams that are counted, in tokens.
@@ -170,6 +171,7 @@ def engine_result(
 ) -> Result:
     """Return the `Result` of a run on the engine."""
     engine, system = stage.engine, session.system
+    stage.timeline.finish(generations[-1].token_ends_ns[-1])
     return Result(
         generations=generations,
         texts=[text for g in generations for text in session.written(g)],
@@ -185,7 +187,7 @@ def engine_result(
         lossless=system.lossless and session.spec.expert_dtype is None,
         oracle=system.clairvoyant,
         memory=stage.memory,
-        notes=stage.notes,
+        notes=[*stage.notes, *notes_on_lingering(engine.tally.by_phase["decode"])],
         metrics={
             **expert_figures(engine), **lane_figures(stage.timeline),
             "host_memory": host_memory_figures(engine.machine),
@@ -291,6 +293,16 @@ def expert_figures(engine: Engine) -> dict[str, Any]:
             "degraded": ratio(c.degraded, c.routed_ahead),
         },
     }  # fmt: skip
+
+
+def notes_on_lingering(decode: Counts) -> list[str]:
+    """Return a note on hits that the cache policy did not intend, if there were any."""
+    if not decode.lingering:
+        return []
+    return [
+        f"{decode.lingering} of {decode.hits} hits in decode found an expert that its layer had "
+        "given up, in a slot that nothing had reused"
+    ]
 
 
 def lane_figures(timeline: Timeline) -> dict[str, Any]:

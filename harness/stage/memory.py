@@ -52,11 +52,15 @@ class Memory:
     notes: list[str]
 
     def document(self, slot_bytes: int, expert_bytes: int) -> dict[str, int]:
-        """Return the document's ``memory``: bytes offered, of all slots, and of an expert."""
+        """Return the document's ``memory``: bytes offered, of all slots, and of an expert.
+
+        ``room_bytes`` are those of all experts that fit, where the system's slots may be fewer.
+        """
         return {
             "offered_device_bytes": self.capacity.offered_bytes,
             "offered_host_bytes": self.capacity.host.budget_bytes,
             "expert_bytes": expert_bytes,
+            "room_bytes": self.capacity.room * expert_bytes,
             "slot_bytes": slot_bytes,
         }
 
@@ -64,7 +68,9 @@ class Memory:
 def count_memory(
     spec: RunSpec, system: System, full: ModelShape, longest: int, offer: Offer
 ) -> Memory:
-    """Count the experts that fit into the offered memory, and set the system's full-size model.
+    """Count the experts that fit into the offered memory.
+
+    The system is told the full-size model and the most prompt tokens of a batch.
 
     Args:
         longest: tokens of the longest sequence, new ones included.
@@ -74,6 +80,9 @@ def count_memory(
         BudgetError: the model does not fit.
     """
     system.full_size(full)
+    # Under other scorings the longest text has an answer of unknown length.
+    prompt = longest - spec.new_tokens if spec.scoring == "fixed-length" else longest
+    system.expect(prompt * spec.batch)
     if spec.expert_dtype is not None and system.expert_precision is not None:
         raise UsageError(
             f"--expert-dtype {spec.expert_dtype} and expert_precision={system.expert_precision}: "

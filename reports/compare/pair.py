@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moebench.reports.compare.conditions import CONDITIONS, Condition
+from moebench.reports.compare.rows import empty_room
 from moebench.results.document import Document, basis, dig, model_of, routing_of, system_of
 from moebench.results.intervals import Estimate, Shares, difference
 from moebench.results.metrics import Metric, shown
@@ -321,7 +322,7 @@ def over(found: Comparison) -> str:
 
 
 def sentence(found: Comparison) -> str:
-    """Return a sentence: which run is faster, by how much, and why."""
+    """Return sentences: which run is faster, by how much, and why; and which uses less memory."""
     tpot = next((f for f in found.figures if f.metric.key == "tpot_ms"), None)
     one, other = title_of(found.first), title_of(found.second)
     if tpot is None:
@@ -341,7 +342,9 @@ def sentence(found: Comparison) -> str:
     causes.sort(key=lambda part: -sign * part.change)
     if causes:
         said += ": " + "; ".join(f"{p.title} {sign * p.change:+.3g} ms" for p in causes)
-    return f"{said}.{_said(found.decisions)}"
+    rooms = [(title_of(run), empty_room([run])) for run in (found.first, found.second)]
+    empty = "".join(f"  {title}: {text}." for title, text in rooms if text)
+    return f"{said}.{_said(found.decisions)}{empty}"
 
 
 def _said(decisions: Mapping[str, tuple[str, str]]) -> str:

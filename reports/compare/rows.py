@@ -45,8 +45,8 @@ class Row(NamedTuple):
         differs: conditions, as text, that differ from those of most rows; only with ``--mixed``.
         reference: why it is a bound rather than a competitor; empty for a competitor.
         lossless: whether every run computed the lossless model's tokens.
-        remarks: whether it is lossy, and limits of its scores: at chance level, answers that were
-            cut.
+        remarks: whether it is lossy; how much of the room for experts it leaves empty; limits of
+            its scores: at chance level, answers that were cut.
         missing: why there is no run, for a system that is not applicable.
     """
 
@@ -95,13 +95,23 @@ def _reference(runs: Sequence[Document]) -> str:
 
 
 def _remarks(runs: Sequence[Document]) -> tuple[str, ...]:
-    found = []
+    found = [text] if (text := empty_room(runs)) else []
     if flat := sorted({str(run["spec"]["workload"]) for run in runs if score_at_floor(run)}):
         found.append(f"score at chance level: {', '.join(flat)}")
     cut, n = (sum(dig(run, f"accuracy.{key}") or 0 for run in runs) for key in ("cut", "n"))
     if cut:
         found.append(f"{cut} of {n} answers cut at --new-tokens")
     return tuple(found)
+
+
+def empty_room(runs: Sequence[Document]) -> str:
+    """Say how much memory experts take if they leave over half of their room empty; else ""."""
+    each = [(dig(run, "memory.slot_bytes"), dig(run, "memory.room_bytes")) for run in runs]
+    known = [(taken, room) for taken, room in each if taken is not None and room is not None]
+    if all(taken >= room / 2 for taken, room in known):
+        return ""
+    taken, room = (fmean(sizes) / 1e9 for sizes in zip(*known, strict=True))
+    return f"its experts take {taken:.3g} of {room:.3g} GB"
 
 
 def _value(figure: Metric, cells: Sequence[Sequence[Document]]) -> Value | None:

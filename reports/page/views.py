@@ -111,6 +111,7 @@ def _row(
         "badge": row.badge,
         "reference": row.reference,
         "lossless": row.lossless,
+        "remarks": [text for text in row.remarks if text != "lossy"],  # the page has a mark for it
         "differs": dict(row.differs),
         "runs": [at[run_id] for run_id in row.run_ids],
         "v": {figure.key: _value(row.values[figure.key], figure) | _ends(runs, figure)

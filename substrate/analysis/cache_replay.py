@@ -10,14 +10,14 @@ one pass: the distinct experts that it uses.  A step is processed as in the engi
     if no other expert can be evicted, an expert of the step itself is: it has been computed then
     protection ends
 
-So a run of a system with this policy, on demand and without prefetching, has the same hit rate.
+So a run of a system with this policy, on demand and without prefetching, has the same hits.
 
 `hit_rate` counts by one of three definitions (``docs/caches.md``):
 
-- ``steps``: as above.  A step's experts are requested together and protect each other; prefill and
-  decode count; all sequences use one cache.
-- ``requests``: as ``steps``, but each request is its own step, without protection: the textbook's
-  cache.
+- ``steps``: as above.  A step's experts are requested together and protect each other; a prompt is
+  one pass, and only decode counts; all sequences use one cache.
+- ``requests``: each request of prefill and decode is its own step, without protection: the
+  textbook's cache.
 - ``statistics``: as in `substrate.analysis.statistics.hit_rates` and `moebench trace info`.  Only
   single requests of decode count, each sequence and layer has its own cache, and as many first
   misses as it has slots are free: earlier placement would save them.  Belady's misses are those of
@@ -94,6 +94,7 @@ def topology(layers: int, experts: int, top_k: int) -> ModelShape:
 def replay(
     policy: Eviction, sequences: Sequence[Sequence[Step]], shape: ModelShape, slots: int,
     scope: Scope = "layer", *, placed: Iterable[tuple[int, int]] = (),
+    uncounted: Sequence[int] = (),
 ) -> Replayed:  # fmt: skip
     """Replay the steps of sequences, one after the other, through one cache with a policy.
 
@@ -102,6 +103,7 @@ def replay(
         slots: number of slots over all layers; with ``scope="layer"`` each layer has an equal
             share, and remaining slots are not used.
         placed: pairs (layer, expert) that are in the cache before the first step.
+        uncounted: of each sequence, how many of its first steps are not counted; by default none.
 
     Raises:
         BudgetError: not even one expert fits into each pool.
@@ -123,9 +125,11 @@ def replay(
     run = _Run(policy, shape, cache)
     for layer, expert in placed:
         run.place(layer, expert)
-    for steps in sequences:
+    for steps, first in zip(sequences, uncounted or [0] * len(sequences), strict=True):
         policy.begin_sequences(Prompts(()))
-        run.steps(steps)
+        if first:
+            run.steps_uncounted(steps[:first])
+        run.steps(steps[first:])
         policy.end_sequences()
     return run.result
 
@@ -185,6 +189,14 @@ class _Run:
                 may_leave[key] = inside[key]
             self.now += 1
 
+    def steps_uncounted(self, steps: Iterable[Step]) -> None:
+        """Process steps whose requests and hits are not counted; evictions are."""
+        counts = self.result.requests, self.result.hits
+        before = [list(each) for each in counts]
+        self.steps(steps)
+        for each, known in zip(counts, before, strict=True):
+            each[:] = known
+
     def place(self, layer: int, expert: int) -> None:
         """Put an expert into the cache before the first step."""
         pool, key = self.pools[layer], layer * self.experts + expert
@@ -218,29 +230,50 @@ class _Run:
 
 def hit_rate(
     make: Callable[[], Eviction], sequences: Sequence[RoutedSequence], shape: ModelShape,
-    slots: int, counting: Counting = "steps", scope: Scope = "layer",
+    slots: int, counting: Counting = "steps", scope: Scope | None = None,
 ) -> float:  # fmt: skip
     """Return a cache policy's hit rate on sequences, under one of the three definitions.
 
     Args:
         make: returns a new policy.
         shape: layers, experts and top-k (`topology`).
-        slots: slots of a layer; with ``scope="global"`` all layers share ``slots`` times the number
-            of layers.
+        slots: slots of a layer; with the scope ``global`` all layers share ``slots`` times the
+            number of layers.
+        scope: None is that of the definition: ``layer`` for ``statistics``, else ``global``, as in
+            runs.
 
     Raises:
         UsageError: the policy needs more than ids, or the definition excludes this scope or needs
             decoded tokens and there are none.
     """
+    scope, size = scope or scope_of(counting), slots * shape.num_layers
     if counting == "statistics":
         return _of_statistics(make, sequences, shape, slots, scope)
-    steps = [_steps(s.ids_TLK, counting) for s in sequences]
-    return replay(make(), steps, shape, slots * shape.num_layers, scope).hit_rate
+    if counting == "requests":
+        asked = [requests(token_steps(s.ids_TLK)) for s in sequences]
+        return replay(make(), asked, shape, size, scope).hit_rate
+    if not any(len(s.ids_TLK) > s.prefill for s in sequences):
+        raise UsageError("--count steps: the trace decodes no token; count requests instead")
+    prompts = [_prompt_steps(s) for s in sequences]
+    steps = [
+        [*prompt, *token_steps(s.ids_TLK[s.prefill :])]
+        for prompt, s in zip(prompts, sequences, strict=True)
+    ]
+    uncounted = list(map(len, prompts))
+    return replay(make(), steps, shape, size, scope, uncounted=uncounted).hit_rate
 
 
-def _steps(ids_TLK: np.ndarray, counting: Counting) -> list[Step]:
-    steps = token_steps(ids_TLK)
-    return steps if counting == "steps" else requests(steps)
+def scope_of(counting: Counting) -> Scope:
+    """Return the scope that a definition has unless another is asked for."""
+    return "layer" if counting == "statistics" else "global"
+
+
+def _prompt_steps(sequence: RoutedSequence) -> list[Step]:
+    """Return the steps of a prompt's pass, one for each layer; none without a prompt."""
+    ids_LTK = sequence.ids_TLK[: sequence.prefill].swapaxes(0, 1)
+    return [
+        (layer, np.unique(ids_TK).tolist()) for layer, ids_TK in enumerate(ids_LTK) if ids_TK.size
+    ]
 
 
 def _of_statistics(
@@ -258,7 +291,8 @@ def _of_statistics(
             layers = ids_TLK.transpose(1, 0, 2).tolist()
             missed += sum(belady_misses(steps, slots) for steps in layers)
             continue
-        done = replay(policy, [_steps(ids_TLK, "requests")], shape, slots * shape.num_layers)
+        asked_for = requests(token_steps(ids_TLK))
+        done = replay(policy, [asked_for], shape, slots * shape.num_layers, scope)
         by_layer = zip(done.requests, done.hits, strict=True)
         missed += sum(max(0, requested - hits - slots) for requested, hits in by_layer)
     if not asked:

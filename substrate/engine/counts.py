@@ -24,6 +24,8 @@ class Counts:
 
     active: int = 0
     hits: int = 0
+    #: Hits on experts that the eviction had given up, in slots that nothing had reused.
+    lingering: int = 0
     in_flight: int = 0
     #: Active experts complete on the device, or being copied, when their layer's gate was known.
     begun: int = 0

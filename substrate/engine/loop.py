@@ -27,7 +27,7 @@ from moebench.substrate.engine.decisions import (
     Prompts,
 )
 from moebench.substrate.engine.operations import operations
-from moebench.substrate.engine.policies import Routing
+from moebench.substrate.engine.policies import Eviction, Routing
 from moebench.substrate.engine.prefetches import Prefetches
 from moebench.substrate.engine.records import (
     NO_LOADS,
@@ -81,6 +81,7 @@ class Engine:
         )
         # Read once: every layer needs these values, and a property takes as long as using one.
         self._alpha = system.alpha_in_use
+        self._lingers = type(system.evict).lingering is not Eviction.lingering
         self._routes_ahead = type(system.route).routes_ahead is not Routing.routes_ahead
         self._lossless = system.lossless
         self._whole_layers = system.assign.whole_layers(model.shape)
@@ -263,6 +264,9 @@ class Engine:
             else:
                 all_here = len(plan.device) == len(keys)
                 self.cache.pin(keys if all_here else self.cache.keys(layer, plan.device))
+                if self._lingers:
+                    hits = system.evict.lingering(self.cache.keys(layer, there))
+                    self.tally.by_phase[view.phase].lingering += hits
                 system.evict.used(layer, rows)
         check(plan, active, view)
         self.machine.elapse(decisions=1)

@@ -94,6 +94,12 @@ class Policy(ABC):
         The model that computes, whose shape `start` and views have, may be smaller.
         """
 
+    def expect(self, prompt_tokens: int) -> None:
+        """Called before `start` with the most tokens that the prompts of a batch have together.
+
+        It may be more than they have, where prompts and answers are known only together.
+        """
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Called when a run begins: create the policy's state."""
 
@@ -292,6 +298,13 @@ class Eviction(Policy):
     def placed(self, key: int) -> None:
         """Called when placement has given an expert a slot."""
         self.arrived(key)
+
+    def lingering(self, keys: Iterable[int]) -> int:
+        """Count residents among these that the policy gave up and whose slots nothing has reused.
+
+        Called before `used` with the experts that a layer finds on the device.
+        """
+        return 0
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """Called when a layer uses these experts, resident or not.

@@ -168,6 +168,11 @@ class System:
         for policy in self.policies.values():
             policy.full_size(shape)
 
+    def expect(self, prompt_tokens: int) -> None:
+        """Pass the most tokens of a batch's prompts to every policy; see `Policy.expect`."""
+        for policy in self.policies.values():
+            policy.expect(prompt_tokens)
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Call `Policy.start` of every policy when a run begins."""
         for policy in self.policies.values():

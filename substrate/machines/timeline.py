@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
@@ -121,6 +121,12 @@ class Timeline:
         #: Whether current spans and events are kept.
         self.keeping = keep_all
         self._uncounted: list[Span] = []
+        #: Spans that were counted since the last token, and those that end after it, each with the
+        #: sums that it is part of.
+        self._since: list[tuple[list[Span], Totals]] = []
+        self._outlasting: list[tuple[Span, Totals]] = []
+        #: When the run ended; None while it goes on.
+        self._end_ns: int | None = None
         #: Adds a span whose end is known.  A token has hundreds, which are counted together later.
         self.add: Callable[[Span], None] = self._uncounted.append
 
@@ -151,6 +157,9 @@ class Timeline:
             else:
                 alike.times[0] += 1
         busy_ns[device] += on_device_ns
+        self._since.append((spans, totals))
+        if self._end_ns is not None:
+            self._cut(self._end_ns)
         if self.keeping:
             self._spans += spans
 
@@ -170,6 +179,31 @@ class Timeline:
         """Count the following spans in a phase."""
         self._count()
         self._totals = self._by_phase[phase]
+
+    def finish(self, at_ns: int) -> None:
+        """End the run: what lanes do later, for a request that does not come, does not count.
+
+        Of a transfer that is under way, the time until then counts, and no bytes do.
+        """
+        self._count()
+        self._end_ns = at_ns
+        self._cut(at_ns)
+
+    def _cut(self, end_ns: int) -> None:
+        """Subtract what counted spans do after the end of the run."""
+        self._keep_outlasting(end_ns)
+        for span, totals in self._outlasting:
+            start_ns, until_ns = cast(int, span.start_ns), cast(int, span.end_ns)
+            totals.busy_ns[span.lane] -= until_ns - max(end_ns, start_ns)
+            totals.moved_bytes[span.lane] -= span.moved_bytes
+        self._outlasting = []
+
+    def _keep_outlasting(self, at_ns: int) -> None:
+        """Keep the counted spans that end after an instant."""
+        found = [entry for entry in self._outlasting if entry[0].end_ns > at_ns]  # type: ignore
+        for spans, totals in self._since:
+            found += [(span, totals) for span in spans if span.end_ns > at_ns]  # type: ignore
+        self._outlasting, self._since = found, []
 
     def busy_ns(self, lane: Lane) -> int:
         """Return the busy time of a lane over both phases, in ns."""
@@ -207,6 +241,7 @@ class Timeline:
     def token(self, index: int, at_ns: int) -> None:
         """Note the end of a token; the following spans are of the next one."""
         self._count()
+        self._keep_outlasting(at_ns)
         self.note("token", at_ns, expert=index + 1)
         if self._window is not None:
             first, beyond = self._window

@@ -81,6 +81,7 @@ class Capacity:
         homes: where each layer's non-expert weights are; then the head's, if that was chosen.
         common_bytes: non-expert weights that are always on the device.
         slots: experts on the device at once.
+        room: experts that the device has room for, of which the system may use fewer.
         from_disk: experts do not fit into host memory and are on the disk; free host memory caches
             some of them.
         streams_from_disk: streamed non-expert weights do not fit there either, and are on the disk.
@@ -95,6 +96,7 @@ class Capacity:
     homes: tuple[Home, ...]
     common_bytes: int
     slots: int
+    room: int
     from_disk: bool
     streams_from_disk: bool
     overcommitted: bool
@@ -279,7 +281,7 @@ def plan(request: Request) -> Capacity:
         host.reserve("experts", on_host)
 
     fits, wanted = device.free_bytes // record, budget.slots(chosen)
-    most = request.most_slots()
+    room, most = min(wanted, total), request.most_slots()
     if most is not None and not request.all_resident:
         wanted = min(wanted, most)
     overcommitted = wanted > fits and request.allow_overcommit
@@ -292,6 +294,6 @@ def plan(request: Request) -> Capacity:
             "--capacity or --slots, or --allow-overcommit to simulate a device that could"
         )
     return Capacity(
-        device, host, offered, chosen, common, min(wanted, total), from_disk, streams_from_disk,
-        overcommitted,
+        device, host, offered, chosen, common, min(wanted, total), room, from_disk,
+        streams_from_disk, overcommitted,
     )  # fmt: skip

@@ -35,6 +35,8 @@ FUSED = frozenset({
 class LoadForOneUse(Assignment):
     """Loads absent experts for one use, by ascending id, and keeps none on the device.
 
+    A system with a cache for them sets ``keep`` when it starts.
+
     Attributes:
         experts: which experts of a layer to load: ``all``, the ``active`` ones, or according to the
             model's ``family``: all where Transformers 5 makes a layer's experts one module.
@@ -43,6 +45,9 @@ class LoadForOneUse(Assignment):
     experts: Literal["family", "all", "active"] = "family"
 
     reads_scores = False
+
+    def __post_init__(self) -> None:
+        self.keep = False
 
     def whole_layers(self, shape: ModelShape) -> bool:
         """Return whether all experts of a layer are loaded, and so need a slot at once."""
@@ -63,7 +68,7 @@ class LoadForOneUse(Assignment):
         if view.whole_layers:
             absent = view.residency.divide(range(view.shape.num_experts))[2]
         device = [*active.resident, *active.in_flight, *active.absent]
-        return Plan(device, load=[Fetch(view.layer, e, keep=False) for e in absent])
+        return Plan(device, load=[Fetch(view.layer, e, keep=self.keep) for e in absent])
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.memory.cache import ExpertCache, Mask
@@ -64,6 +65,15 @@ class StagedLRU(Eviction):
         layer = key // self._experts
         self._share[layer] += 1
         self._own[layer][key] = None
+
+    def lingering(self, keys: Iterable[int]) -> int:
+        """Count prefetched experts that were not used, and those beyond their layer's share."""
+        return sum(key in self._unused or self._is_beyond_share(key) for key in keys)
+
+    def _is_beyond_share(self, key: int) -> bool:
+        layer = key // self._experts
+        own = self._own[layer]
+        return key in islice(own, max(0, len(own) - self._share[layer]))
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """Make used residents their layer's most recent; mark its other prefetches as unused."""

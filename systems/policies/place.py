@@ -37,15 +37,22 @@ def experts_of(
 
 @dataclass(kw_only=True)
 class PlaceLastIds(Placement):
-    """Places equally many experts of each layer, the highest ids (Mixtral-Offloading's demo).
+    """Places the highest ids of each layer (Mixtral-Offloading's demo).
 
-    Remaining slots, fewer than one per layer, stay empty.
+    Attributes:
+        equal_layers: place equally many experts of each layer: remaining slots, fewer than one per
+            layer, stay empty.  Otherwise the first layers get one of them each.
     """
+
+    equal_layers: bool = False
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return the highest ids of each layer, layer by layer, in ascending order."""
-        each = min(slots // len(shape.moe_layers), shape.num_experts)
-        return last_ids(shape, [each] * len(shape.moe_layers))
+        layers = len(shape.moe_layers)
+        each, rest = divmod(min(max(slots, 0), layers * shape.num_experts), layers)
+        if self.equal_layers:
+            rest = 0
+        return last_ids(shape, [each + (row < rest) for row in range(layers)])
 
 
 def last_ids(shape: ModelShape, counts: Sequence[int]) -> list[tuple[int, int]]:

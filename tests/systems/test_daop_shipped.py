@@ -83,8 +83,36 @@ def test_each_expert_by_itself_makes_the_least_sum_of_all_splits(tokens, residen
     assert found == every_split(tokens, resident, 3.5, load)
 
 
+def first_split(tokens: list[int], resident: set[int], cpu: int, load: int) -> set[int]:
+    """Return the host's experts of the first split with the least sum, in ascending order."""
+    experts = range(len(tokens))
+    least, host = None, 0
+    for split in range(2 ** len(tokens)):  # bit e is 1 if the host computes expert e
+        cost = sum(
+            cpu * tokens[e] if split >> e & 1 else load * (e not in resident) for e in experts
+        )
+        if least is None or cost < least:
+            least, host = cost, split
+    return {e for e in experts if host >> e & 1}
+
+
+@given(
+    tokens=st.lists(st.integers(0, 6), min_size=1, max_size=7),
+    resident=st.sets(st.integers(0, 6)),
+    cpu=st.integers(1, 3),
+    load=st.integers(1, 6),
+)
+def test_of_equally_cheap_splits_the_first_is_taken(tokens, resident, cpu, load):
+    assert least_sum(tokens, resident, cpu, load) == first_split(tokens, resident, cpu, load)
+
+
 def test_the_host_takes_eight_tokens_and_no_more():
     assert least_sum([8, 9, 8, 9, 0], {0, 1}, 3.5, 30) == {2, 4}
+
+
+def test_at_equal_cost_the_device_computes_the_expert():
+    # Ten tokens at 3 cost as much as a load of 30; a resident without a token costs 0 on both.
+    assert least_sum([10, 9, 0, 0], {2}, 3, 30) == {1, 3}
 
 
 # --------------------------------------------------------------------------- a prefill's plan

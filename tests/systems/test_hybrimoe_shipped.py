@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.harness.conformance.invariants import check_timeline
@@ -82,9 +82,10 @@ def test_several_rows_are_the_gpus_alone(layer):
 
 def test_what_is_fetched_for_later_layers():
     def asked(rows, layer, **options):
-        policy, model = AfterNext(**options), shape(4, 2, 5)
+        policy, model = AfterNext(**options), shape(4, 1, 5)
         policy.start(model, cache(model, 12))
-        for at, row in ((1, [0.1, 0.2, 0.4, 0.3]), (2, [0.4, 0.1, 0.2, 0.3])):
+        rows_of = {1: [0.1, 0.2, 0.4, 0.3], 2: [0.4, 0.1, 0.2, 0.3], 3: [0.1, 0.2, 0.1, 0.6]}
+        for at, row in rows_of.items():
             policy.observe(view(np.array([row]), 2, layer=at, layers=5))
         seen = view(np.full((rows, 4), 1 / 4), 2, layer=layer, layers=5)
         return list(policy.prefetch(seen, {}))
@@ -93,8 +94,13 @@ def test_what_is_fetched_for_later_layers():
     assert asked(3, 2) == [Fetch(4, e, keep=False) for e in range(4)]
     assert asked(3, 3) == []
     assert asked(1, 0) == asked(1, 3) == []
-    assert asked(1, 0, size=2) == fetches(1, [2, 3])
+    # p = 2.  Of layer 1's best 2 and 3, .4 goes to 2 and .3 to 3; of layer 2's best 0 and 3, .4 to
+    # 0 and .3 to 3: the same as their own.
+    assert asked(1, 0, size=2) == asked(1, 0, size=2, as_coded=False) == fetches(1, [2, 3])
     assert asked(1, 1, size=1) == fetches(2, [0])
+    # Of layer 3's best 3 and 1, the code gives .6 to 1 and .2 to 3.
+    assert asked(1, 2, size=1) == fetches(3, [1])
+    assert asked(1, 2, size=1, as_coded=False) == fetches(3, [3])
     assert AfterNext(size=1).reads_scores
     assert not AfterNext().reads_scores
 
@@ -138,14 +144,42 @@ def test_scores_as_meant_and_as_coded():
     # p = 2: the highest are .5 of 2 and .3 of 1.  The code gives .5 to 1 and .3 to 2.
     rows = np.array([[0.2, 0.3, 0.5, 0.0], [0.8, 0.0, 0.0, 0.2]])
     for given_rows, options, expected in (
-        (rows[:1], {}, [0, 0.15, 0.25, 0]),
-        (rows[:1], {"as_coded": True}, [0, 0.25, 0.15, 0]),
-        (rows, {}, [0.25, 0, 0.125, 0]),
-        (rows, {"as_coded": True}, [0, 0.25, 0.15, 0]),
+        (rows[:1], {"as_coded": False}, [0, 0.15, 0.25, 0]),
+        (rows[:1], {}, [0, 0.25, 0.15, 0]),
+        (rows, {"as_coded": False}, [0.25, 0, 0.125, 0]),
+        (rows, {}, [0, 0.25, 0.15, 0]),
     ):
         policy = started(**options)
         policy.observe(view(given_rows, 1, layers=2))
         assert policy._scores.of(0) == pytest.approx(expected)
+
+
+def as_the_code_adds(before: list[float], scores: list[float], p: int) -> list[float]:
+    """Return S after one gate: the sorted scores of the p best, added in the order of ids."""
+    best = sorted(range(len(scores)), key=lambda e: -scores[e])[:p]
+    after = [0.5 * s for s in before]
+    for expert, rank in zip(sorted(best), best, strict=True):
+        after[expert] += 0.5 * scores[rank]
+    return after
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.permutations(range(1, 9)), min_size=1, max_size=4))
+def test_eviction_and_prefetch_read_the_same_scores_as_the_code(orders):
+    """k = 2, so that p = 4 of eight experts are credited; scores are eighths of no ties."""
+    model, expected = shape(8, 2, 3), [0.0] * 8
+    evict, prefetch = LowestOfItsLayer(), AfterNext(size=8)
+    for policy in (evict, prefetch):
+        policy.start(model, cache(model, 20))
+    for order in orders:
+        scores = [n / 36 for n in order]
+        expected = as_the_code_adds(expected, scores, 4)
+        for policy in (evict, prefetch):
+            policy.observe(view([scores], 2, layer=1, layers=3))
+    assert evict._scores.of(1) == pytest.approx(expected)
+    asked = prefetch.prefetch(view([[1 / 8] * 8], 2, layer=0, layers=3), {})
+    order = [fetch.expert for fetch in asked]
+    assert [expected[e] for e in order] == sorted(expected, reverse=True)
 
 
 def test_budgets_and_scopes_that_do_not_do():
@@ -174,8 +208,8 @@ def test_shipped_hybrimoe_uses_its_policies_and_notes():
     assert system.lossless
     assert system.scope == "global"
     assert system.pinned_copies
-    assert system.prefetch == AfterNext(size=0)
-    assert system.evict == LowestOfItsLayer(as_coded=False)
+    assert system.prefetch == AfterNext(size=0, as_coded=True)
+    assert system.evict == LowestOfItsLayer(as_coded=True)
     results, costs, copies = system.remarks(shape(), 9)
     assert "its results would be wrong" in results
     assert "on the CPU 1 a token and 0.79 once, 0.5 on the GPU, 0.4179 a move" in costs

@@ -30,11 +30,12 @@ from tests.systems.views import active, cache, shape, view
 # With d = 0 L0's sum waits for 1 (341..343), and L1 is 55 later: gate 376, host ..431, sum ..437.
 
 TWO = small_shape(layers=2)
+BY_ID = {"place": "by-id"}
 TOKEN = [[[(0, 1)], [(0, 1)]], [[(2, 1)], [(1, 0)]]]
 
 
 def decoded(defer: int):
-    made = build("ktransformers", {"assign.defer": str(defer), "assign.threshold": "0"})
+    made = build("ktransformers", {"assign.defer": str(defer), "assign.threshold": "0", **BY_ID})
     late = [(), (), (1,), ()] if defer else ()
     return run(made, model_of(TWO, TOKEN), slots=2, passes=2, deferred=late)
 
@@ -76,7 +77,7 @@ DECODE = [[(1, 0), (1, 0)], [(1, 0), (1, 0)]]
 
 def prefilled(tokens: int = 2, uses=PROMPT, then=DECODE, **options: str):
     overrides = {f"assign.{option}": value for option, value in options.items()}
-    made = build("ktransformers", overrides)
+    made = build("ktransformers", overrides | BY_ID)
     return run(made, model_of(THREE, [uses, then]), slots=5, rows=tokens, passes=2)
 
 
@@ -194,6 +195,26 @@ def test_one_layer_is_staged():
     never = Hybrid(threshold=0)
     never.start(model, cache(model, 7))
     assert never.reserve == 0
+
+
+@pytest.mark.parametrize(("prompt_tokens", "reserve"), [(1023, 0), (1024, 8)])
+def test_a_layer_is_staged_only_where_prompts_can_be_long_enough(prompt_tokens, reserve):
+    model, system = shape(experts=8, top_k=2, layers=3), build("ktransformers", BY_ID)
+    system.expect(prompt_tokens)
+    system.start(model, cache(model, 20))
+    assert system.reserve == reserve
+    assert len(system.remarks(model, 20)) == (reserve > 0)
+
+
+def test_the_most_used_experts_of_all_layers_are_placed():
+    # With counts of two layers the three most used are 2 and 0 of the second, and 1 of the first.
+    counts = "[[0, 5, 1], [6, 2, 9]]"
+    system = build("ktransformers", {"place.popularity": counts})
+    assert list(system.place.place(shape(3, layers=2), 3, "global")) == [(1, 2), (1, 0), (0, 1)]
+    uniform = build("ktransformers", BY_ID)
+    assert list(uniform.place.place(shape(3, layers=2), 3, "global")) == [(0, 0), (1, 0), (0, 1)]
+    assert system.place.calibrates is False
+    assert build("ktransformers").place.calibrates
 
 
 def test_the_notes_say_what_is_staged():

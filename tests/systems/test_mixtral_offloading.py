@@ -126,10 +126,40 @@ def test_one_or_two_are_speculated():
 # --------------------------------------------------------------------------- placement
 
 
-def test_the_highest_ids_of_each_layer_are_there_and_the_rest_are_buffers():
-    assert PlaceLastIds().place(shape(4, layers=2), 5, "global") == [(0, 2), (0, 3), (1, 2), (1, 3)]
-    assert PlaceLastIds().place(shape(4, layers=2), 1, "global") == []
-    assert len(PlaceLastIds().place(shape(4, layers=2), 99, "global")) == 8
+def test_the_highest_ids_of_each_layer_are_there_and_the_first_layers_have_the_rest():
+    place, model = PlaceLastIds().place, shape(4, layers=3)
+    assert place(model, 5, "global") == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    assert place(model, 1, "global") == [(0, 3)]
+    assert place(model, 0, "global") == place(model, -1, "global") == []
+    assert len(place(model, 99, "global")) == 12
+
+
+def test_the_shipped_code_leaves_the_rest_to_buffers():
+    place, model = ShippedMixtralOffloading().place.place, shape(4, layers=3)
+    assert place(model, 5, "global") == [(0, 3), (1, 3), (2, 3)]
+    assert place(model, 2, "global") == []
+    assert len(place(model, 99, "global")) == 12
+
+
+# Two layers of four experts, top-1, four slots of which one is a buffer.  Both layers use 0 in the
+# prefill, then 3 and 3.
+#
+# Equal shares: 3 of each layer is placed, two buffers take 0 of both.  So both 3s, which are beyond
+# their layers' shares now, are found: two hits, both lingering.
+# Uneven shares: layer 0 has 2 and 3, layer 1 has 3.  The buffer takes 0 of layer 0, which gives up
+# 2; 0 of layer 1 takes that slot.  Both 3s are found, and only layer 1's is lingering.
+
+
+@pytest.mark.parametrize(("variant", "lingering"), [("published", 1), ("shipped", 2)])
+def test_hits_in_buffers_that_were_not_reused_are_counted_apart(variant, lingering):
+    gates = {(step, layer): one(0 if step == 0 else 3) for step in range(2) for layer in range(2)}
+    model = FixedModel(small_shape(layers=2, top_k=1), gates)
+    system = build("mixtral-offloading", {"evict.staging": "1", "prefetch": "none"}, variant)
+    made = rig(system, model, slots=4, costs=NO_CONTROL)
+    made.engine.generate([[1]], 2)
+    decode = made.counts["decode"]
+    assert (decode.active, decode.hits, decode.lingering) == (2, 2, lingering)
+    assert made.counts["prefill"].lingering == 0
 
 
 # --------------------------------------------------------------------------- lossless

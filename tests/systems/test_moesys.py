@@ -86,6 +86,14 @@ def test_the_peak_is_two_layers(two_tokens):
     assert two_tokens.timeline.bytes_moved(Lane.H2D) == 21 * RECORD_BYTES
 
 
+def test_what_comes_for_a_third_token_does_not_count_if_there_is_none(two_tokens):
+    timeline = two_tokens.timeline
+    assert timeline.busy_ns(Lane.H2D) == 21 * 40
+    timeline.finish(698)  # the 18th load is under way since 680
+    assert timeline.busy_ns(Lane.H2D) == 698
+    assert timeline.bytes_moved(Lane.H2D) == 17 * RECORD_BYTES
+
+
 def test_one_buffer_is_refilled_as_soon_as_its_layer_is_launched():
     # As DuoServe-MoE measured it.  L0's gate is known at 33, and the link is busy until 120; L1's
     # attention runs 92..122.

@@ -18,12 +18,12 @@ PASSES = 6
 
 
 def replayed(
-    name: str, seed: int, rows: int, slots: int
+    name: str, seed: int, rows: int, slots: int, overrides: dict[str, str] | None = None
 ) -> tuple[Rig, list[tuple[int, list[int]]]]:
     """Return a replayed batch, given the experts that each layer of each pass uses."""
     trace = random_trace(seed, SHAPE, [[3] * rows], PASSES)
     (batch,) = trace.batches
-    steps, system = pass_steps(batch), build(name)
+    steps, system = pass_steps(batch), build(name, overrides)
     if system.evict.clairvoyant:
         system.evict.set_future(steps)
     made = rig(system, TracedModel(trace), slots=slots)
@@ -57,6 +57,26 @@ def test_pre_gated_needs_two_layers_of_experts(seed):
     pairs = pairwise(used)
     most = max(len(a) + len(b) for a, b in pairs)
     assert made.tier.peak_bytes <= most * made.engine.machine.costs.record_bytes
+
+
+@pytest.mark.parametrize("evict", ["lfu", "lru", "lifo"])
+def test_pre_gated_with_a_cache_copies_what_is_not_there(evict):
+    every = len(SHAPE.moe_layers) * SHAPE.num_experts
+    cached = {"cache": "true", "evict": evict}
+    made, steps = replayed("pregated-moe", 0, 1, every, cached)
+    # With a slot for each expert, each is copied when it is used for the first time.
+    used = {(layer, e) for layer, experts in steps for e in experts}
+    loads = [(s.op.layer, *s.op.experts) for s in made.spans if s.op.kind is OpKind.LOAD]
+    assert sorted(loads) == sorted(used)
+    # With fewer, some are copied again, but fewer than without a cache.
+    tight, steps = replayed("pregated-moe", 0, 1, 2 * SHAPE.num_experts, cached)
+    again = sum(s.op.kind is OpKind.LOAD for s in tight.spans)
+    assert len(used) < again < uses(steps)
+
+
+def test_a_cache_of_pre_gated_uses_all_slots():
+    plain, cached = build("pregated-moe"), build("pregated-moe", {"cache": "true"})
+    assert (plain.most_slots(SHAPE), cached.most_slots(SHAPE)) == (2 * SHAPE.num_experts, None)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -118,6 +118,8 @@ def test_most_rows_come_first_in_both_phases():
         ([1, 1, 1, 1, 11], 1),  # mean 3, σ 4: 11 is 8 away
         ([2, 4, 4, 4, 5, 5, 7, 9], 29 / 6),  # mean 5, σ 2: 2 and 9 are further away than 2
         ([3, 3, 3], 3),
+        ([0.1, 0.3], 0.2),  # both are one σ away
+        ([909925.048, 861425.549], 885675.2985),
     ],
 )
 def test_trimmed_means(values, mean):

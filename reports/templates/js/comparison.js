@@ -71,7 +71,7 @@ const systemsTable = (table) => {
       () => rowLine(table, row, quantity(figure, value)), () => detail(table, row));
   };
   const remark = (row) => [row.reference && `a bound: ${row.reference}`,
-    ...Object.entries(row.differs).map(([name, text]) => `${name} ${text} ≠`)].filter(Boolean).join("; ");
+    ...Object.entries(row.differs).map(([name, text]) => `${name} ${text} ≠`), ...row.remarks].filter(Boolean).join("; ");
   const remarks = rows.some((row) => remark(row));
   const lines = rows.map((row) => h("tr", { class: row.reference ? "reference" : null },
     h("th", { scope: "row" }, h("button", { type: "button", onclick: () => detail(table, row) }, row.system), lossy(row)),

@@ -48,7 +48,7 @@ PATHS = (
     *(f"accuracy.{key}" for key in ("score", "n", "stderr", "metric", "agreement", "kl")),
     *("bound.tpot_ms", "bound.ratio", "oracle"),
     *(f"memory.{key}" for key in (
-        "offered_device_bytes", "offered_host_bytes", "expert_bytes", "slot_bytes",
+        "offered_device_bytes", "offered_host_bytes", "expert_bytes", "room_bytes", "slot_bytes",
     )),
     *("metrics.decode.bytes_h2d", "metrics.decode.bytes_disk", "metrics.decoded_tokens"),
     *(f"provenance.versions.{key}" for key in ("moebench", "torch", "numpy", "python")),

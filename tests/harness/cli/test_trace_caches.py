@@ -56,16 +56,17 @@ def test_requests_are_a_textbooks_cache(slots: int) -> None:
     sequences, shape = random_sequences(0), topology(LAYERS, EXPERTS, TOP_K)
     joined = np.concatenate([s.ids_TLK for s in sequences])
     hits = sum(lru_hits(joined[:, layer].tolist(), slots) for layer in range(LAYERS))
-    found = hit_rate(lambda: make("evict", "lru"), sequences, shape, slots, "requests")
+    found = hit_rate(lambda: make("evict", "lru"), sequences, shape, slots, "requests", "layer")
     assert found == pytest.approx(hits / joined.size)
 
 
-def test_a_trace_without_decoding_has_no_statistics() -> None:
+def test_a_trace_without_decoding_has_only_requests() -> None:
     prompt = [RoutedSequence(random_sequences(0)[0].ids_TLK, 20)]
-    with pytest.raises(UsageError, match="decodes no token"):
-        hit_rate(
-            lambda: make("evict", "lru"), prompt, topology(LAYERS, EXPERTS, TOP_K), 4, "statistics"
-        )
+    shape = topology(LAYERS, EXPERTS, TOP_K)
+    for counting in ("steps", "statistics"):
+        with pytest.raises(UsageError, match="decodes no token"):
+            hit_rate(lambda: make("evict", "lru"), prompt, shape, 4, counting)
+    assert hit_rate(lambda: make("evict", "lru"), prompt, shape, 4, "requests") > 0
 
 
 def test_the_command_counts_as_the_statistics_of_trace_info(drawn: Path) -> None:
@@ -81,6 +82,29 @@ def test_the_command_counts_as_the_statistics_of_trace_info(drawn: Path) -> None
     for size, rates in known.items():
         for policy, rate in rates.items():
             assert counted.json["hit_rates"][policy][str(size)] == pytest.approx(rate, abs=6e-5)
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_the_hit_rate_is_the_hit_ratio_of_a_run(drawn: Path, scope: str) -> None:
+    asked = ("trace", "caches", drawn, "--policies", "lru,lfu", "--slots", "16", "--json")
+    given = () if scope == "global" else ("--scope", scope)  # global is the default, as of a run
+    counted = call(*asked, *given).json
+    assert counted["scope"] == scope
+    for policy in ("lru", "lfu"):
+        ran = call(
+            "run", "--system", "moe-ondemand", "--setting", "F1", "--trace", drawn,
+            "--capacity", "0.25", "--set", f"evict={policy}", "--set", f"scope={scope}",
+            "--no-interval", "--json",
+        ).json  # fmt: skip
+        ratio = ran["metrics"]["cache_ratio"]
+        assert counted["hit_rates"][policy]["16"] == pytest.approx(ratio, abs=1e-6)
+
+
+def test_statistics_have_a_cache_a_layer_and_the_table_says_so(drawn: Path) -> None:
+    for count, scope in (("steps", "global"), ("requests", "global"), ("statistics", "layer")):
+        asked = ("trace", "caches", drawn, "--count", count, "--policies", "fifo", "--slots", "8")
+        assert call(*asked, "--json").json["scope"] == scope
+        assert call(*asked).out.splitlines()[1].split("\t")[:2] == ["fifo", scope]
 
 
 def test_belady_is_best_and_more_slots_hit_more(drawn: Path) -> None:

@@ -14,6 +14,7 @@ from moebench.harness.run.document import (
     latencies,
     least_costs,
     ms,
+    notes_on_lingering,
     ratio,
     spread,
 )
@@ -82,7 +83,7 @@ def test_expert_figures() -> None:
         active=8, hits=4, in_flight=1, begun=7, loads=1, host=2, host_resident=1, deferred=1,
         unchosen=3, replaced=2, prefetched=4, prefetched_top_score=3, prefetched_active=2,
         prefetched_used=1, asked=4, asked_all=1, asked_any=3, routed_ahead=8, routed_ahead_right=6,
-        degraded=2,
+        degraded=2, lingering=2,
     )  # fmt: skip
     counts = {"prefill": Counts(active=3, loads=3), "decode": decode}
     found = expert_figures(cast(Engine, SimpleNamespace(tally=SimpleNamespace(by_phase=counts))))
@@ -99,12 +100,20 @@ def test_expert_figures() -> None:
         "prefill": {
             "active": 3, "hits": 0, "in_flight": 0, "begun": 0, "loads": 3, "host": 0,
             "host_resident": 0, "deferred": 0, "unchosen": 0, "replaced": 0,
+            "lingering": 0,
         },
         "decode": {
             "active": 8, "hits": 4, "in_flight": 1, "begun": 7, "loads": 1, "host": 2,
             "host_resident": 1, "deferred": 1, "unchosen": 3, "replaced": 2,
+            "lingering": 2,
         },
     }  # fmt: skip
+
+
+def test_hits_that_the_policy_did_not_intend_are_said() -> None:
+    assert notes_on_lingering(Counts(active=8, hits=4)) == []
+    (note,) = notes_on_lingering(Counts(active=8, hits=4, lingering=2))
+    assert note.startswith("2 of 4 hits in decode found an expert that its layer had given up")
 
 
 def moved(op: Op, lane: Lane, duration_ns: int) -> Span:
@@ -319,3 +328,11 @@ def test_a_runs_document_says_where_its_energy_is_from() -> None:
     metrics = run("moe-ondemand", "--machine", "local")["metrics"]
     assert (metrics["energy_j"] is None) == (metrics["energy"]["reason"] is not None)
     assert metrics["energy"]["source"] != "simulated"
+
+
+@pytest.mark.usefixtures("tiny_models")
+def test_no_lane_of_a_document_is_busier_than_its_run_was_long() -> None:
+    # The link of this system hardly ever rests, and has work for a pass after the last one as well.
+    metrics = run("moesys", "--prompts", "2")["metrics"]
+    whole_ms, busy_ms = 2 * metrics["e2e_ms"], metrics["lanes"].values()
+    assert 0.99 * whole_ms < metrics["lanes"]["h2d"] == max(busy_ms) <= whole_ms

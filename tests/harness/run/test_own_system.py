@@ -266,6 +266,48 @@ def test_its_policies_learn_the_model_that_is_charged(own):
     assert int(told) == int(charged) > 10**6
 
 
+EXPECTS = """
+from dataclasses import dataclass, field
+
+from moebench.systems.baselines import MoEOnDemand
+from moebench.systems.policies.prefetch import NoPrefetch
+
+
+@dataclass(kw_only=True)
+class Expecting(NoPrefetch):
+    def expect(self, prompt_tokens):
+        self.tokens = prompt_tokens
+
+
+@dataclass(kw_only=True)
+class Told(MoEOnDemand):
+    prefetch: NoPrefetch = field(default_factory=Expecting)
+
+    def remarks(self, shape, slots):
+        return [f"expects {self.prefetch.tokens} tokens"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "batch", "answer"),
+    [
+        ((), 1, 0),
+        (("--batch", "2", "--prompts", "2"), 2, 0),
+        # Here an answer may be of any length: it counts with the prompt.
+        (("--scoring", "generation", "--new-tokens", "3"), 1, 3),
+    ],
+)
+def test_its_policies_learn_how_long_prompts_can_be(own, given, batch, answer):
+    Path("mine.py").write_text(EXPECTS)
+    notes = run("mine:Told", *given)["notes"]
+    told = next(int(note.split()[1]) for note in notes if note.startswith("expects"))
+    longest = next(int(note.split()[4]) for note in notes if note.startswith("prompts of"))
+    if not answer:
+        assert told == batch * longest
+    else:
+        assert told >= longest + answer
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [

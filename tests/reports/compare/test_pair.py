@@ -89,6 +89,14 @@ def test_without_another_decision_nothing_is_said_of_any() -> None:
     )
 
 
+def test_a_run_that_leaves_most_of_its_memory_empty_is_named() -> None:
+    first, second = both()
+    first["memory"] = first["memory"] | {"slot_bytes": 9 * 10**9, "room_bytes": 36 * 10**9}
+    second["memory"] = second["memory"] | {"slot_bytes": 36 * 10**9, "room_bytes": 36 * 10**9}
+    found = pair.compare(first, second, (samples(), samples(later=3)))
+    assert pair.sentence(found).endswith(" +3 ms.  a [id-a]: its experts take 9 of 36 GB.")
+
+
 def test_the_other_way_round_it_is_said_of_the_same_run() -> None:
     second, first = both(evict="score")
     found = pair.compare(first, second, (samples(later=3), samples()))

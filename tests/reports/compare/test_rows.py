@@ -32,6 +32,26 @@ def test_answers_that_were_cut_are_counted(
     assert _remarks(runs) == said
 
 
+def sized(taken: float | None, room: float | None) -> dict[str, Any]:
+    return run() | {"memory": {"slot_bytes": taken, "room_bytes": room}}
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([sized(18e9, 36e9)], ()),
+        ([sized(17.9e9, 36e9)], ("its experts take 17.9 of 36 GB",)),
+        ([sized(0.705e9, 36.4e9), sized(0.705e9, 36.2e9)], ("its experts take 0.705 of 36.3 GB",)),
+        ([sized(None, None)], ()),
+        ([sized(1e9, None), sized(36e9, 36e9)], ()),
+    ],
+)
+def test_more_than_half_of_the_room_left_empty_is_said(
+    runs: list[dict[str, Any]], said: tuple[str, ...]
+) -> None:
+    assert _remarks(runs) == said
+
+
 def test_the_standard_error_of_a_mean_is_that_of_independent_samples() -> None:
     cells = {
         InputSet(name, "0", ""): [answered(32, 0) | {"run_id": name}] for name in ("one", "two")

@@ -55,6 +55,14 @@ def test_placed_experts_are_hits():
     assert run([(0, (3, 4))], 4, placed=[(0, 4), (0, 5)]).hits == [1]
 
 
+def test_first_steps_need_not_count():
+    # 0 1 fill the slots before counting: 1 hits, 2 replaces 0, and 2 hits.
+    steps = [(0, (0, 1)), (0, (1, 2)), (0, (2,))]
+    done = run(steps, 2, uncounted=[1])
+    assert done == Replayed([3], [2], [(1, 0, 2)])
+    assert run(steps, 2).requests == [5]
+
+
 def test_layers_have_their_own_slots_or_share_them():
     # Three slots for each, or six for both: layer 1 needs five, layer 0 one.
     steps = [(layer, (e,)) for _ in range(2) for layer, n in ((0, 1), (1, 5)) for e in range(n)]

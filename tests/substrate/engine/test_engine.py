@@ -30,6 +30,7 @@ def test_every_run(case):
     check_order(made.spans, case.homes, getattr(made.engine.system.assign, "deferred", ()))
     check_transfers(case, made, generations)
     check_phases(case, made)
+    made.timeline.finish(generations[-1].token_ends_ns[-1])
     check_times(made.timeline, generations)
     check_lengths(case, generations)
     check_needed_first(made)

@@ -183,9 +183,13 @@ OTHERS: list[tuple[str, dict[str, str], int]] = [
     ("acc", {}, TOP_K),
     ("moesys", {"prefetch.buffers": "1"}, EXPERTS),
     ("moesys", {}, 2 * EXPERTS),
-    ("ktransformers", {"assign.threshold": "0"}, 5),
+    ("ktransformers", {"assign.threshold": "0", "place": "by-id"}, 5),
     ("ktransformers", {"assign.threshold": "4", "place": "random"}, EXPERTS + 3),
-    ("ktransformers", {"assign.threshold": "4", "assign.update": "true"}, EXPERTS + 3),
+    (
+        "ktransformers",
+        {"assign.threshold": "4", "assign.update": "true", "place": "by-id"},
+        EXPERTS + 3,
+    ),
 ]
 
 
@@ -351,8 +355,12 @@ LINKED: list[tuple[str, dict[str, str], int]] = [
     ("hybrimoe", {}, 5),
     ("moe-infinity", {}, 5),
     ("mixtral-offloading", {}, 5),
-    ("ktransformers", {"assign.threshold": "0"}, 5),
-    ("ktransformers", {"assign.threshold": "4", "assign.update": "true"}, EXPERTS + 3),
+    ("ktransformers", {"assign.threshold": "0", "place": "by-id"}, 5),
+    (
+        "ktransformers",
+        {"assign.threshold": "4", "assign.update": "true", "place": "by-id"},
+        EXPERTS + 3,
+    ),
 ]
 
 
@@ -376,7 +384,7 @@ def test_systems_that_divide_common_weights_with_a_host(checkpoint, resident_her
     ("name", "settings"),
     [
         ("daop", {"route.first": "1", "place": "by-id", "assign.threshold": "1e9"}),
-        ("ktransformers", {"assign.threshold": "0", "assign.defer": "2"}),
+        ("ktransformers", {"assign.threshold": "0", "assign.defer": "2", "place": "by-id"}),
     ],
 )
 def test_what_another_thread_computes_ahead_or_late_is_what_it_was(checkpoint, name, settings):

@@ -177,7 +177,11 @@ SYSTEMS: list[tuple[str, dict[str, str], int]] = [
     ("acc", {}, TOP_K),
     ("moesys", {}, 2 * EXPERTS),
     ("duoserve", {}, 5),
-    ("ktransformers", {"assign.threshold": "4", "assign.update": "true"}, EXPERTS + 3),
+    (
+        "ktransformers",
+        {"assign.threshold": "4", "assign.update": "true", "place": "by-id"},
+        EXPERTS + 3,
+    ),
 ]
 
 
@@ -204,7 +208,7 @@ def test_drawn_decisions(checkpoint, resident, prefetch, chunks, seed):
     ("name", "settings"),
     [
         ("daop", {"route.first": "1", "place": "by-id"}),
-        ("ktransformers", {"assign.threshold": "0", "assign.defer": "2"}),
+        ("ktransformers", {"assign.threshold": "0", "assign.defer": "2", "place": "by-id"}),
     ],
 )
 def test_what_the_host_computes_ahead_or_late_does_not_depend_on_time(

@@ -57,6 +57,29 @@ def test_sums_are_kept_apart_by_phase_and_lane():
     assert timeline.spans == [], "nothing asked for a picture"
 
 
+def test_what_lanes_do_after_the_run_does_not_count():
+    timeline = Timeline()
+    timeline.begin("prefill")
+    timeline.add(span(OpKind.LOAD, Lane.H2D, 0, 30, moved=100))
+    timeline.add(span(OpKind.HEAD, Lane.DEVICE, 20, 50))
+    timeline.add(span(OpKind.LOAD, Lane.H2D, 30, 110, moved=100))  # it outlasts the next token, too
+    timeline.token(0, 52)
+    timeline.begin("decode")
+    timeline.add(span(OpKind.HEAD, Lane.DEVICE, 60, 80))
+    timeline.add(span(OpKind.READ, Lane.DISK, 60, 90, moved=100))
+    timeline.add(span(OpKind.LOAD, Lane.H2D, 110, 150, moved=100))  # it has not begun
+    timeline.token(1, 82)
+    assert (timeline.busy_ns(Lane.H2D), timeline.bytes_moved(Lane.H2D)) == (150, 300)
+    timeline.finish(90)
+    assert (timeline.busy_ns(Lane.H2D), timeline.bytes_moved(Lane.H2D)) == (30 + 60, 100)
+    assert (timeline.busy_ns(Lane.DISK), timeline.bytes_moved(Lane.DISK)) == (30, 100)
+    assert timeline.busy_ns(Lane.DEVICE) == 50
+    assert timeline.totals["prefill"].busy_ns[Lane.H2D] == 90
+    assert timeline.totals["decode"].moved_bytes[Lane.H2D] == 0
+    timeline.add(span(OpKind.LOAD, Lane.H2D, 150, 160, moved=100))  # of a thread that goes on
+    assert timeline.busy_ns(Lane.H2D) == 90
+
+
 def test_a_span_that_has_not_ended_has_no_duration():
     for times in ((), (0,), (None, 5)):
         with pytest.raises(RuntimeError, match="attend on device has not ended"):

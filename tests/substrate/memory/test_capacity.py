@@ -124,6 +124,8 @@ def test_a_systems_own_needs_and_wishes_leave_fewer_slots():
     assert capacity(own_bytes=EXPERT_BYTES).slots == 622
     assert capacity(own_bytes=EXPERT_BYTES).device.used_bytes == 48 * 2**30 - FREE + EXPERT_BYTES
     assert capacity(most_slots=100).slots == 100
+    assert capacity(most_slots=100).room == capacity().room == 623
+    assert capacity(slots=200, most_slots=100).room == 200
     assert capacity(most_slots=700).slots == 623
     assert capacity(most_slots=700, cache_ratio=0.25).slots == TOTAL // 4
 

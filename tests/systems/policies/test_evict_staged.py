@@ -86,6 +86,20 @@ def test_what_came_in_vain_can_still_be_found():
     assert victim(policy, 2) == NEXT  # 2 is the most recent of three
 
 
+def test_what_stays_in_a_buffer_that_was_not_reused_is_counted():
+    policy = begun(0, 1, 4, 5)
+    assert policy.lingering([0, 1, 4, 5]) == 0
+    policy.used(0, [0, 2])
+    policy.arrived(2)  # layer 0 has three of two: 1 was used longest ago
+    assert [policy.lingering([key]) for key in (0, 1, 2)] == [0, 1, 0]
+    policy.arrived(NEXT + 2)
+    assert policy.lingering([NEXT + 2]) == 0  # its layer is still to come
+    policy.used(1, [0])
+    assert policy.lingering([NEXT, NEXT + 2]) == 1
+    policy.left(NEXT + 2)
+    assert policy.lingering([NEXT, NEXT + 2]) == 0
+
+
 def test_a_share_is_what_placement_gave():
     policy = begun(0, 1, 2, 4)
     for layer, needed, oldest in ((0, 3, 0), (1, 1, NEXT)):
