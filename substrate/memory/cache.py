@@ -307,7 +307,7 @@ class ExpertCache:
         return mask
 
     def idle_by(self, mask: Mask, at_ns: int) -> Mask:
-        """Return the part of a mask of complete experts whose last reader has ended at ``at_ns``."""
+        """Return the experts of a mask whose last computation has ended at ``at_ns``, as a mask."""
         found = mask.copy()
         for key in (*self._pinned, *self._released):
             reader = self._reader[key]
