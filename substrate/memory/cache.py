@@ -306,6 +306,15 @@ class ExpertCache:
                 mask[key] = key in self._computed and self.has_come(key)
         return mask
 
+    def idle_by(self, allowed: Mask, at_ns: int) -> Mask:
+        """Return the mask of those allowed experts whose last reader has ended by an instant."""
+        idle = allowed.copy()
+        for key in np.flatnonzero(allowed).tolist():
+            reader = self._reader[key]
+            if reader is not None and (reader.end_ns is None or reader.end_ns > at_ns):
+                idle[key] = False
+        return idle
+
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
         """Return keys in flight that no layer will submit: evictable once they are complete.
 
