@@ -65,6 +65,13 @@ RING = CounterExperiment(
     "MoESys with two layers' buffers, as its own paper has it; a predictor of few texts",
     {"system": [_QUICKLY, "acc", {"system": "moesys", "slots": 16}]},
 )
+PAGEABLE = CounterExperiment(
+    "MoESys and DuoServe with pageable copies that block, as ACC's are; a predictor of few texts",
+    {"system": [
+        {**_QUICKLY, "set": {"pinned_copies": "false"}}, "acc",
+        {**_MOESYS, "set": {**_MOESYS["set"], "pinned_copies": "false"}},
+    ]},
+)  # fmt: skip
 #: Changes of the two models' cells to real texts, in one setting each, with DuoServe only.
 REAL_TEXTS = {"workload": ["gsm8k", "squad"], "system": [_QUICKLY], "seed": 0}
 PINNED = CounterExperiment(
