@@ -102,6 +102,9 @@ class ACC(MoEOnDemand):
 
 @dataclass(kw_only=True)
 class GpuOnly(_OnDemand):
-    """Every expert on the device: the upper bound.  Refused if too large, unless overcommitted."""
+    """Everything resident, all on the device.  Refused if too large, unless overcommitted.
+
+    Not a bound: a system whose host computes experts beside the device can be faster.
+    """
 
     all_resident: bool = True

@@ -61,7 +61,7 @@ from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import least
-from moebench.systems.policies.latency import check_history
+from moebench.systems.policies.latency import SAME_NS, check_history
 from moebench.systems.policies.makespan import Times, measured, schedule
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.predict import NextGates
@@ -151,7 +151,8 @@ class ImpactDriven(Prefetching):
         later = [LaterLayer(at, p_TE, k, self._cache, times) for at, p_TE in forecast.items()]
         wanted: list[Fetch] = []
         for _ in range(self.experts or k):
-            best = max(later, key=lambda one: one.impact_ns)
+            most_ns = max(one.impact_ns for one in later)
+            best = next(one for one in later if one.impact_ns >= most_ns - SAME_NS)
             if best.impact_ns <= 0:
                 break
             wanted.append(Fetch(best.layer, best.take()))
@@ -199,7 +200,7 @@ class LaterLayer:
             if place and loads[place - 1] == load:
                 continue
             then_ns = schedule(*self._with(place), self._times).makespan_ns
-            if now_ns - then_ns > self.impact_ns:
+            if now_ns - then_ns > self.impact_ns + SAME_NS:
                 self.impact_ns, self._best = now_ns - then_ns, place
 
     def _with(self, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

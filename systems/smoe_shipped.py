@@ -27,6 +27,8 @@ Deviations, and readings where the rules are silent:
   here experts are weighted as the model weights its own top-k.
 - Not modelled: the single prefetch after each layer of a prefill.
 - Replayed routing: traces do not hold this prediction, so they are refused unless prefetch=none.
+- A thread of its own submits copies (ec:285), so that one from pageable memory does not keep the
+  control thread (``blocking_copies=false``).
 - Not modelled: Python's time beyond the profile's control costs, and the worker thread that
   launches the hits while the main thread computes: one control thread launches them in sequence.
 """
@@ -56,6 +58,7 @@ from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Lookahead
 from moebench.systems.policies.evict import FirstInFirstOut, LowestAverageScore
+from moebench.systems.policies.latency import SAME_NS
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.predict import NextGates
 
@@ -167,11 +170,14 @@ class OneEnded(Assignment):
 
 
 def divided(queue: Sequence[int], load_ns: float, host_ns: float) -> tuple[list[int], list[int]]:
-    """Return the experts to load and those for the host, of misses in their order (rule 4)."""
+    """Return the experts to load and those for the host, of misses in their order (rule 4).
+
+    Sums within 1 us count as equal (`SAME_NS`).
+    """
     load: list[int] = []
     host: list[int] = []
     for expert in queue:
-        behind = len(load) * load_ns < len(host) * host_ns
+        behind = len(load) * load_ns < len(host) * host_ns - SAME_NS
         (load if behind else host).append(expert)
     return load, host
 
@@ -300,5 +306,6 @@ class ShippedSMoE(System):
     assign: Assignment = field(default_factory=OneEnded)
     prefetch: Prefetching = field(default_factory=FirstPredicted)
     evict: Eviction = field(default_factory=LoadOrder)
+    blocking_copies: bool | None = False
     synchronises: bool = True
     reads_unfinished: bool = True

@@ -98,7 +98,7 @@ class CardKind:
                 timeline,
                 card,
                 overlap=runtime.overlap,
-                blocking_copies=runtime.blocking_copies,
+                blocking_copies=bool(runtime.blocking_copies),
             )
         )
         experts = SlotExperts(cache, machine.slots, records.on_host)

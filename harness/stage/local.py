@@ -99,7 +99,7 @@ class LocalKind:
                 cache.slots,
                 timeline,
                 overlap=runtime.overlap,
-                blocking_copies=runtime.blocking_copies,
+                blocking_copies=bool(runtime.blocking_copies),
             )
         )
         notes = [

@@ -7,11 +7,11 @@ from moebench.harness.stage.memory import Memory, Offer
 from moebench.harness.stage.stage import Stage, StageRequest
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
-from moebench.substrate.engine.runtime import Supports
+from moebench.substrate.engine.runtime import Runtime, Supports
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.measured_costs import cost_model
-from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
@@ -63,7 +63,7 @@ class SimulatedKind:
             records = HostRecords(capacity.host, costs.record_bytes, runtime.host_experts)
         machine = SimulatedMachine(
             costs, timeline, records, parallel_reads=runtime.parallel_reads,
-            overlap=runtime.overlap, blocking_copies=runtime.blocking_copies,
+            overlap=runtime.overlap, blocking_copies=copies_block(runtime, profile),
         )  # fmt: skip
         fit, *more = slots_by_form(runtime.forms, costs.form_bytes, capacity.slots)
         slots = system.place.slots(shape, fit) or fit
@@ -94,6 +94,18 @@ class SimulatedKind:
             memory=memory.document(cache.slot_bytes, costs.record_bytes),
             load_ns=lambda placed: loading_ns(placed, costs, capacity, system),
         )
+
+
+def copies_block(runtime: Runtime, profile: HardwareProfile) -> bool:
+    """Return whether copies keep the control thread: as the system says, else pageable ones do.
+
+    On a measured machine copies are submitted as they were when it was measured, by a thread of
+    their own.
+    """
+    if runtime.blocking_copies is not None:
+        return runtime.blocking_copies
+    pinned = profile.link.pinned if runtime.pinned_copies is None else runtime.pinned_copies
+    return not pinned and profile.measured is None
 
 
 def _notes(

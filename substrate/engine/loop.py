@@ -9,6 +9,7 @@ Where the system routes a layer ahead, its host experts start while the layer be
 Prefill runs the same loop with many rows an expert.  Nothing here knows a system by name.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
@@ -372,21 +373,39 @@ class Engine:
 
     def _compute_arrivals(self, now: Layer, loads: Loads, reads: list[Span]) -> None:
         """Compute the device's remaining experts in plan order, each once its transfer ended."""
-        layer, rows, arrivals, forms = now.view.layer, now.rows, loads.arrivals, now.forms
-        for e in now.plan.device[len(now.leading_ready) :]:
-            form = forms.get(e, 0) if forms else 0
-            if e in arrivals:
-                reads.append(self._ops.device_expert(layer, e, rows[e], (arrivals[e],), form))
-            elif e in now.ready:
-                reads.append(self._ops.device_expert(layer, e, rows[e], (), form))
+        rest = now.plan.device[len(now.leading_ready) :]
+        due = [e for e in rest if e in loads.arrivals or e in now.ready]
+        if loads.waiting:
+            self.transfers.computed(reads)
+            self._compute_in_turn(now, loads, due)
+            return
+        reads += [self._compute_arrival(now, e, loads.arrivals.get(e)) for e in due]
         self.transfers.computed(reads)
-        # There are more loads than slots: each of these waits until a computed expert is evicted.
-        for fetch in loads.waiting:
-            arrival = self.transfers.demand_when_free(fetch)
-            e, form = cast(int, fetch.expert), fetch.form
-            if e in now.plan.device and form == forms.get(e, 0):
-                read = self._ops.device_expert(layer, e, rows[e], (arrival,), form)
-                self.transfers.computed([read])
+
+    def _compute_in_turn(self, now: Layer, loads: Loads, experts: Iterable[int]) -> None:
+        """Compute experts of which more must be loaded than there are slots.
+
+        Each waiting load is submitted as soon as an expert's computation has been submitted whose
+        slot it can take: the control thread may wait for an expert, and the link need not.
+        """
+        due, waiting, arrivals = deque(experts), deque(loads.waiting), dict(loads.arrivals)
+        while due or waiting:
+            while waiting:
+                arrival = self.transfers.demand_when_free(waiting[0], waits=not due)
+                if arrival is None:
+                    break
+                e, form = cast(int, waiting[0].expert), waiting.popleft().form
+                if e in now.plan.device and form == now.forms.get(e, 0):
+                    arrivals[e] = arrival
+                    due.append(e)
+            if due:
+                e = due.popleft()
+                self.transfers.computed([self._compute_arrival(now, e, arrivals.get(e))])
+
+    def _compute_arrival(self, now: Layer, e: int, arrival: Span | None) -> Span:
+        after = () if arrival is None else (arrival,)
+        form = now.forms.get(e, 0) if now.forms else 0
+        return self._ops.device_expert(now.view.layer, e, now.rows[e], after, form)
 
     def _combine(self, layer: int, on_host: HostWork) -> None:
         """Sum the expert outputs, once the host's are back, and those deferred one layer ago."""

@@ -18,7 +18,8 @@ class Runtime:
     Attributes:
         overlap: False lets no operation start before the one submitted before it has ended.
         blocking_copies: the control thread waits for every needed load, and for the streamed
-            non-expert weights of every layer.
+            non-expert weights of every layer; None is where copies are from pageable memory, since
+            such a copy returns to the thread that submits it when the data have been staged.
         parallel_reads: several experts are read from the disk at the same time.
         synchronises: the control thread waits for the host's outputs and for a layer's transfers
             before it launches the operations that use them, and for the layer's sum before it goes
@@ -39,7 +40,7 @@ class Runtime:
     """
 
     overlap: bool = True
-    blocking_copies: bool = False
+    blocking_copies: bool | None = None
     parallel_reads: bool = True
     synchronises: bool = False
     reads_unfinished: bool = False

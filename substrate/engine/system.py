@@ -54,7 +54,7 @@ class System:
     alpha: float = 0.25
     all_resident: bool = False
     overlap: bool = True
-    blocking_copies: bool = False
+    blocking_copies: bool | None = None
     parallel_reads: bool = True
     synchronises: bool = False
     reads_unfinished: bool = False

@@ -123,10 +123,13 @@ class Transfers:
                 arrivals[fetch[1]] = span  # type: ignore[index]
         return arrivals
 
-    def demand_when_free(self, fetch: Fetch) -> Span:
+    def demand_when_free(self, fetch: Fetch, waits: bool = True) -> Span | None:
         """Load an expert into the slot of one whose computation was already submitted.
 
         Where all evictable experts are still in flight, the control thread waits for the first.
+
+        Args:
+            waits: False returns None where no slot can be claimed without a wait.
         """
         cache, key = self.cache, self._key(fetch)
         while True:
@@ -140,6 +143,8 @@ class Transfers:
                 arriving = [] if after is not None else cache.arriving(key, now_ns)
             if after is not None:
                 return self.machine.load(self._ops[key], self, after)
+            if not waits:
+                return None
             if not arriving:
                 raise UsageError(
                     f"{type(self.evict).__name__} finds no expert to evict for one that layer "
@@ -319,16 +324,19 @@ class Transfers:
         return self._give(fetch, key, victim, now_ns)
 
     def _claim_soon(self, fetch: Fetch, key: int, now_ns: int) -> tuple[Span, ...] | None:
-        """Claim a slot, counting experts as evictable once submitted computations have ended."""
+        """Claim a slot, counting experts as evictable once submitted computations have ended.
+
+        The policy is asked first among experts that are idle when the transfer can begin: one that
+        is still to be computed would delay it, whatever its worth.
+        """
         cache, named = self.cache, self._named(fetch)
         grows = named is None and self._may_grow(fetch)
         if grows and (last_use := cache.await_slot(key)) is not None:
             return (last_use, *self._give(fetch, key, None, now_ns))
         allowed = cache.evictable_soon(key, now_ns)
         if named is None:
-            # A slot that is idle when the link is free does not delay the load.
-            free_ns = now_ns + self.machine.backlog_ns(self.machine.load_path[-1])
-            victim = self.evict.victim(cache.idle_by(allowed, free_ns), key)
+            idle = cache.idle_by(allowed, now_ns + self._backlog_ns(key))
+            victim = self.evict.victim(idle, key) if idle.any() else None
             if victim is None:
                 victim = self.evict.victim(allowed, key)
             if victim is None and grows:  # experts that are not kept are evicted last
@@ -342,6 +350,12 @@ class Transfers:
             return self._give(fetch, key, victim, now_ns)
         idle_ns = max(now_ns, reader.end_ns or 0)
         return (reader, *self._give(fetch, key, victim, idle_ns))
+
+    def _backlog_ns(self, key: int) -> int:
+        """Return the time until the first lane of a record's transfer is idle, in ns."""
+        machine, memory = self.machine, self.machine.host_memory
+        on_disk = memory is not None and not memory.holds(self._ops[key])
+        return machine.backlog_ns(Lane.DISK if on_disk else Lane.H2D)
 
     def _may_grow(self, fetch: Fetch) -> bool:
         """Return whether a fetch may take a slot without evicting an expert that is kept."""

@@ -109,7 +109,8 @@ class CostModel:
         self._predict_python_ns = self._python_ns[OpKind.ATTEND] if prediction_python else 0
         #: Time in which the host receives an expert; PyTorch dispatches its operators there, too.
         self._handoff_ns = float(host.handoff.ns)
-        if software.expert.ns and not host.gemv_holds_dispatch:
+        pytorch = software.expert.ns and host_kernels == "unpacking"
+        if pytorch and not host.gemv_holds_dispatch:
             self._handoff_ns += self._launch_ns[OpKind.EXPERT]
         #: Control thread's time to submit a copy or a host expert.
         self.copy_submit_ns = software.copy_submit.ns

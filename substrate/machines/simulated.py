@@ -146,9 +146,8 @@ class SimulatedMachine:
         value = None if work is None else work(*args)
         price = self._prices[lane].get(op.sizes) or self._price(op, lane)
         first_launch, control, duration = price
-        if self._waits_each_layer and lane is _DEVICE and op.kind is _EXPERT:
-            # Such software finds an expert's rows with torch.where, which waits for the device.
-            self._now = max(self._now, self._free[_DEVICE])
+        if self._waits_each_layer and op.kind is _EXPERT and lane is _DEVICE:
+            self._wait_for_device(after)
         now = self._now
         since = now + first_launch
         self._now = launched = now + control
@@ -171,6 +170,27 @@ class SimulatedMachine:
             span = self._place(op, lane, since, duration, after, launched)
         span.value = value
         return span
+
+    def _wait_for_device(self, after: Sequence[Span]) -> None:
+        """Advance the clock until the device has ended all that was submitted to it.
+
+        An expert's Python asks which rows use it (torch.where), which waits for the stream: for
+        earlier operations, and for the transfers that the stream waits for before the expert.  The
+        time to read the answer is part of the expert's Python.
+        """
+        idle_ns = until = self._free[_DEVICE]
+        for span in after:
+            if span.end_ns is not None and span.end_ns > until:
+                until, awaited = span.end_ns, span
+        if until <= self._now:
+            return
+        idle = until - max(self._now, idle_ns)
+        if idle > 0 and until > idle_ns:
+            self._idle_in_wait += idle
+            self._waited_for = cause_of(awaited)
+        self._now = until
+        if self._queue or self._begun:
+            self._start_queued()
 
     def _submit_synchronous(
         self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any

@@ -10,7 +10,7 @@ from moebench.substrate.engine.policies import Assignment
 from moebench.substrate.errors import BudgetError
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.latency import check_history, mean_of_last
+from moebench.systems.policies.latency import SAME_NS, check_history, mean_of_last
 
 
 @dataclass(kw_only=True)
@@ -150,7 +150,7 @@ class Balanced(LinkOrHost):
             if T_load ≤ T_cpu:  load S[l];  T_load += C_load;  l += 1
             else:               host S[r];  T_cpu  += C_cpu;   r -= 1
 
-    S are the missing experts (``active.absent``).
+    S are the missing experts (``active.absent``).  Sums within 1 us count as equal (`SAME_NS`).
 
     Attributes:
         by: ``score`` sorts by gate score with a constant C_cpu (second version, Algorithm 2);
@@ -174,7 +174,8 @@ class Balanced(LinkOrHost):
         t_load, t_cpu = float(free_ns), 0.0
         left, right = 0, len(queue) - 1
         while left <= right:
-            if t_load < t_cpu or (t_load == t_cpu and self.tie == "load"):
+            equal = abs(t_load - t_cpu) <= SAME_NS
+            if self.tie == "load" if equal else t_load < t_cpu:
                 load.append(queue[left])
                 t_load += load_ns
                 left += 1
@@ -192,7 +193,8 @@ class Optimal(LinkOrHost):
         min over n_load of  max(link + n_load · C_load, (|S| - n_load) · C_CPU)
 
     The n_load best are loaded, as they are the likeliest to be used again; of two splits that end
-    at the same time, the one with more loads is used.  A link without loads need not become free.
+    at the same time, to 1 us (`SAME_NS`), the one with most loads is used.  A link without loads
+    need not become free.
     """
 
     def divide(self, view: LayerView, active: Active, free_ns: int) -> tuple[list[int], list[int]]:
@@ -204,5 +206,6 @@ class Optimal(LinkOrHost):
             on_link = free_ns + loads * load_ns if loads else 0.0
             return max(on_link, (len(queue) - loads) * host_ns)
 
-        loads = min(range(len(queue) + 1), key=lambda n: (end_ns(n), -n))
+        ends_ns = [end_ns(loads) for loads in range(len(queue) + 1)]
+        loads = max(n for n, end in enumerate(ends_ns) if end <= min(ends_ns) + SAME_NS)
         return queue[:loads], queue[loads:][::-1]

@@ -8,7 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from moebench.substrate.machines.timeline import Costs
-from moebench.systems.policies.latency import host_line, mean_of_last
+from moebench.systems.policies.latency import SAME_NS, host_line, mean_of_last
 
 
 class Times(NamedTuple):
@@ -52,7 +52,8 @@ def schedule(
         CPU   the others, fewest tokens first; without any, cached ones, fewest tokens first
         PCIe  the others, most tokens first; each then joins the GPU's queue
 
-    The loop ends when every expert has an executor.
+    The loop ends when every expert has an executor.  Ends that differ by 1 us or less count as
+    equal (`SAME_NS`); the GPU then goes before the CPU, and the CPU before PCIe.
 
     Args:
         cached, absent, coming: tokens of the experts, descending.
@@ -70,7 +71,7 @@ def schedule(
     pcie: list[int] = []
     gpu_ns, cpu_ns, pcie_ns = 0.0, 0.0, link_ns
     while len(gpu) + len(cpu) < len(tokens):
-        while arriving and arriving[0][0] <= gpu_ns:
+        while arriving and arriving[0][0] <= gpu_ns + SAME_NS:
             insort(ready, arriving.popleft()[1], key=lambda e: (-tokens[e], e))
         begins = gpu_ns if ready else arriving[0][0] if arriving else inf
         gpu_end = begins + times.gpu_ns
@@ -81,10 +82,10 @@ def schedule(
         pcie_end = inf
         if missing:
             pcie_end = link_ns if under_way else pcie_ns + times.pcie_ns
-        if gpu_end <= cpu_end and gpu_end <= pcie_end:
+        if gpu_end <= min(cpu_end, pcie_end) + SAME_NS:
             gpu.append(ready.pop(0) if ready else arriving.popleft()[1])
             gpu_ns = gpu_end
-        elif cpu_end <= pcie_end:
+        elif cpu_end <= pcie_end + SAME_NS:
             expert = left[-1]
             cpu.append(expert)
             (missing or ready).remove(expert)

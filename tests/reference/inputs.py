@@ -81,7 +81,7 @@ class Shape:
             top_k=c["num_experts_per_tok"], expert=3 * hidden * inner, attention=attention,
             gate=hidden * experts, shared=3 * hidden * shared, head=c["vocab_size"] * hidden,
             kv=2 * of_keys * width, query_width=heads * width,
-            dense={layer: 3 * hidden * c["intermediate_size"] for layer in first_dense},
+            dense=dict.fromkeys(first_dense, 3 * hidden * c["intermediate_size"]),
         )  # fmt: skip
 
     @property

@@ -24,7 +24,6 @@ class Prices:
     model: Shape
     of: Numbers
     weight_bytes: float = 2.0
-    pinned: bool | None = None
     kernels: Literal["unpacking", "fused"] = "unpacking"
 
     @property
@@ -48,9 +47,7 @@ class Prices:
         model, of = self.model, self.of
         large = of["gpu.bandwidth"] * of["gpu.large_read_efficiency"]
         flops = of["gpu.tensor_bf16"] * of["gpu.tensor_efficiency"]
-        cache = max(
-            cached * model.kv * VALUE / large, 4 * pairs * model.query_width / flops
-        )
+        cache = max(cached * model.kv * VALUE / large, 4 * pairs * model.query_width / flops)
         return cache + self.product(model.attention + model.hidden, rows)
 
     def gate(self, rows: int) -> float:
@@ -62,11 +59,15 @@ class Prices:
         size = rows * (self.model.top_k + 2) * self.model.hidden * VALUE
         return size / (self.of["gpu.bandwidth"] * self.of["gpu.small_read_efficiency"])
 
+    @property
+    def copies_pinned(self) -> bool:
+        """Whether experts are copied from page-locked memory."""
+        return bool(self.of["link.pinned"])
+
     def load(self) -> float:
         """Return the time of an expert on the link."""
         of = self.of
-        pinned = of["link.pinned"] if self.pinned is None else self.pinned
-        rate = of["link.pinned_h2d"] if pinned else of["link.pageable_h2d"]
+        rate = of["link.pinned_h2d"] if self.copies_pinned else of["link.pageable_h2d"]
         return of["link.copy_fixed"] + self.record / (rate * of["link.in_engine_efficiency"])
 
     def output(self, rows: int) -> float:

@@ -125,19 +125,24 @@ class Simulator:
     def _load(self, key: Key, computed: set[Key]) -> float:
         """Load a needed expert; ``computed`` are those of its layer that were submitted."""
         lanes, slots = self.lanes, self._slots[key[0]]
-        free = max(lanes.free["h2d"], lanes.now)
-        lanes.now += self.of["software.copy_submit"]
+        from_disk = self._room is not None and key not in self._memory
+        free = max(lanes.free["disk" if from_disk else "h2d"], lanes.now)
         self._start_queued()
         pinned = self._pinned
         overwritten = slots.take(
             [one for one in slots.ready if one not in pinned], computed & slots.ready.keys(), free
         )
+        lanes.now += self.of["software.copy_submit"]
+        self._start_queued()
         read, began = self._read(key, lanes.now)
         lasts = self.prices.load()
         end = lanes.place("h2d", lasts, after=[(max(overwritten, read), "load")])
         lanes.bytes["h2d"] += self.prices.record
         self._loads.append(end - (end - lasts if began is None else began))
         slots.put(key, end, staged=self.system.evict == "static")
+        if not self.prices.copies_pinned:  # returns when the data have been staged
+            lanes.wait(end, self.of["software.sync"])
+            self._start_queued()
         return end
 
     def _start_queued(self) -> None:
@@ -225,8 +230,9 @@ class Simulator:
     def _expert(self, key: Key, rows: int, after: Sequence[Wait]) -> None:
         """Compute one expert on the device."""
         lanes, of, prices = self.lanes, self.of, self.prices
-        if self._waits_each_layer:
-            lanes.now = max(lanes.now, lanes.free["device"])
+        if self._waits_each_layer:  # torch.where waits for the stream
+            lanes.now = max(lanes.now, lanes.free["device"], *(end for end, _ in after))
+            self._start_queued()
         launches = max(prices.launches("expert"), of["software.expert"])
         work = prices.product(self.model.expert, rows)
         end = lanes.launch(of["software.launch"], launches, work, after)
@@ -267,7 +273,6 @@ class Simulator:
             try:
                 arrivals[waiting[0]] = self._load((layer, waiting[0]), set())
             except LookupError:
-                lanes.now -= of["software.copy_submit"]
                 break
             waiting.popleft()
         outputs = [self._on_host((layer, e), rows[e], gate_end) for e in host]
@@ -281,13 +286,7 @@ class Simulator:
             lanes.launch(of["software.launch"], prices.launches("shared"), work)
         if self.system.prefetch:
             self._predict(rows_T, self._cached, self._pairs, layer)
-        for expert, end in arrivals.items():
-            self._expert((layer, expert), rows[expert], [(end, "load")])
-        computed = {(layer, e) for e in [*here, *arrivals]}
-        for expert in waiting:  # one that was computed gives up its slot
-            end = self._load((layer, expert), computed)
-            self._expert((layer, expert), rows[expert], [(end, "load")])
-            computed.add((layer, expert))
+        self._in_turn(layer, rows, {(layer, e) for e in here}, arrivals, waiting)
         after = [(max(outputs), "host")] if outputs else []
         end = lanes.launch(of["software.launch"], 2 * of["software.launch"],
                            prices.total(len(rows_T)), after)  # fmt: skip
@@ -295,6 +294,23 @@ class Simulator:
             lanes.wait(end, of["software.sync"])
             self._start_queued()
         self._pinned = set()
+
+    def _in_turn(
+        self, layer: int, rows: dict[int, int], computed: set[Key], arrivals: dict[int, float],
+        waiting: deque[int],
+    ) -> None:  # fmt: skip
+        """Compute what arrives; a load that waits takes the slot of an expert that was computed."""
+        due = deque(arrivals)
+        while due or waiting:
+            while waiting:
+                try:
+                    arrivals[waiting[0]] = self._load((layer, waiting[0]), computed)
+                except LookupError:
+                    break
+                due.append(waiting.popleft())
+            expert = due.popleft()
+            self._expert((layer, expert), rows[expert], [(arrivals[expert], "load")])
+            computed.add((layer, expert))
 
     def _on_host(self, key: Key, rows: int, gate_end: float) -> float:
         """Compute an expert on the host, and return when its output is on the device."""

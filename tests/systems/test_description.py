@@ -61,9 +61,11 @@ def test_what_is_read_off_known_systems():
     assert duoserve.options == {"slots": "0"}
     assert duoserve.slots.endswith("at most 6 for deepseek-moe-16b, 2 for mixtral-8x7b")
     assert daop.host == "keeps experts and computes some"
-    assert ALL["smoe shipped"].options == {"synchronises": "True", "reads_unfinished": "True"}
+    assert ALL["smoe shipped"].options == {
+        "blocking_copies": "False", "synchronises": "True", "reads_unfinished": "True",
+    }  # fmt: skip
     assert ALL["flashmoe published"].disk.endswith("one read at a time")
-    assert ALL["gpu-only published"].what == "Every expert on the device: the upper bound."
+    assert ALL["gpu-only published"].what == "Everything resident, all on the device."
     (deviations,) = smoe.deviations.values()
     assert len(deviations) == 6
     assert deviations[1] == "Substitution happens in decode only; prefill is exact."

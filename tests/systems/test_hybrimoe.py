@@ -31,6 +31,7 @@ from tests.substrate.engine.fakes import (
     rig,
     small_shape,
 )
+from tests.systems.policies.exact import exact_ends  # noqa: F401
 from tests.systems.views import Backlog, active, cache, costs, fetched, shape, victim_of, view
 
 # --------------------------------------------------------------------------- a layer's plan

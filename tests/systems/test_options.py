@@ -145,7 +145,7 @@ def test_a_description_names_every_decision_and_option():
         "alpha": "0.3",
         "all_resident": "False",
         "overlap": "True",
-        "blocking_copies": "False",
+        "blocking_copies": "null",
         "parallel_reads": "True",
         "synchronises": "False",
         "reads_unfinished": "False",

@@ -18,6 +18,7 @@ from moebench.systems.smoe_shipped import (
     predicted_set,
     trimmed_mean,
 )
+from tests.systems.policies.exact import exact_ends  # noqa: F401
 from tests.systems.views import active, cache, costs, fetched, flags, shape, started, view
 
 MS = 1e6

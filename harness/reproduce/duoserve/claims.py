@@ -37,7 +37,7 @@ def _gain(id: str, place: str, statement: str, paper: float, figure: Figure, sai
     why = "from half to one and a half times the paper's gain; direction: faster"
     return _claim(
         id, place, statement, paper, "×", half(paper, "×", why), m.of_both(figure, said),
-        counters=(LEAN, e.RING, e.PINNED),
+        counters=(LEAN, e.RING, e.PINNED, e.PAGEABLE),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ SMALL_CELLS, LARGE_CELLS = ("U1", "U2"), ("U3", "U4")
 DATASETS = {"equations": "Orca-Math", "passages": "SQuAD"}
 
 #: MoESys holds the experts of one layer, as the memory in the paper's Table 2 shows.
-_MOESYS = {"system": "moesys", "slots": 8, "set": {"prefetch.buffers": 1}}
+_MOESYS: dict[str, Any] = {"system": "moesys", "slots": 8, "set": {"prefetch.buffers": 1}}
 _BASELINES: list[Any] = ["acc", _MOESYS]
 
 #: DuoServe on 8x22B: the authors trained for 40 to 45 epochs (§6.4).
@@ -65,6 +65,13 @@ RING = CounterExperiment(
     "MoESys with two layers' buffers, as its own paper has it; a predictor of few texts",
     {"system": [_QUICKLY, "acc", {"system": "moesys", "slots": 16}]},
 )
+PAGEABLE = CounterExperiment(
+    "MoESys and DuoServe with pageable copies that block, as ACC's are; a predictor of few texts",
+    {"system": [
+        {**_QUICKLY, "set": {"pinned_copies": "false"}}, "acc",
+        {**_MOESYS, "set": {**_MOESYS["set"], "pinned_copies": "false"}},
+    ]},
+)  # fmt: skip
 #: Changes of the two models' cells to real texts, in one setting each, with DuoServe only.
 REAL_TEXTS = {"workload": ["gsm8k", "squad"], "system": [_QUICKLY], "seed": 0}
 PINNED = CounterExperiment(

@@ -50,7 +50,9 @@ EXPLANATIONS = {
     "U-3 least": _ACC,
     "U-3 greatest": (
         "MoESys copies four times DuoServe's bytes at most; a greater factor needs something "
-        "beside the schedule, which the paper does not state."
+        "beside the schedule, which the paper does not state. Of the three systems ACC alone "
+        "copies from pageable memory here; the paper does not say which of its baselines do "
+        "(counter-experiment with pageable copies)."
     ),
     "U-3 by card": _LINK,
     "U-4": _PEAK,

@@ -68,3 +68,11 @@ PROMPTS_RECORDED = CounterExperiment(
 IN_MEMORY = CounterExperiment(
     "the whole model in host memory (no limit of 1 GB)", {"free_host_gb": 64.0}
 )
+
+ONE_READ = CounterExperiment(
+    "Fiddler, DAOP and llama.cpp read one record at a time, as FlashMoE does",
+    {"system": [
+        {"system": "flashmoe", "set": {"evict": "flashmoe"}},
+        *({"system": name, "set": {"parallel_reads": "false"}} for name in OTHERS),
+    ]},
+)  # fmt: skip

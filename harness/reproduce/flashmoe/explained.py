@@ -16,7 +16,8 @@ _LFU = (
 )
 _READS = (
     "FlashMoE reads one expert at a time, as torch.load does; here the others' reads go side by "
-    "side. With as many bytes a token from the disk (F1: 455 and 460 MB) Fiddler takes 103 ms and "
+    "side, which FlashMoE's paper does not say of them (counter-experiment with one read at a "
+    "time). With as many bytes a token from the disk (F1: 455 and 460 MB) Fiddler takes 103 ms and "
     "FlashMoE 126."
 )
 _LOADING = (

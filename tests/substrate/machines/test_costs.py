@@ -113,6 +113,9 @@ def test_eager_software_dispatches_an_experts_operators_on_the_host_too():
         eager = CostModel(load_profile(machine, "hf-eager"), QWEN, "bf16")
         more = eager.ns(expert, Lane.HOST) - lean.ns(expert, Lane.HOST)
         assert more == pytest.approx(dispatches, abs=1)
+        profile = load_profile(machine, "hf-eager")
+        fused = CostModel(profile, QWEN, "bf16", host_kernels="fused")  # one call of C++ code
+        assert fused.ns(expert, Lane.HOST) == lean.ns(expert, Lane.HOST)
         assert eager.ns(attention, Lane.HOST) == lean.ns(attention, Lane.HOST)
 
 

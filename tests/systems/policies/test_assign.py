@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane
 from moebench.systems.policies.assign import Balanced, HostAll, LoadAll, Optimal
+from tests.systems.policies.exact import exact_ends  # noqa: F401
 from tests.systems.views import Backlog, active, costs, fetched, view
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.systems.policies.makespan import Times, schedule
+from tests.systems.policies.exact import exact_ends  # noqa: F401
 
 ONE = Times(token_ns=7, first_ns=0, gpu_ns=10, pcie_ns=20)
 
