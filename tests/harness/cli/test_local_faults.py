@@ -15,6 +15,8 @@ from tests.harness.commands import SMALL, call, refused, run
 HERE = (*SMALL, "--machine", "local", "--store", "store")
 LINK = ("--emulated-link", "2GB/s")
 
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left(tmp_path, monkeypatch):
@@ -72,6 +74,7 @@ def test_what_needs_the_host_s_help_is_refused_where_the_host_is_the_device(syst
     assert document["badge"] == "measured"
 
 
+@pytest.mark.usefixtures("shipped_models")  # tiny ones read too little to fail in the middle
 def test_a_disk_that_fails_in_the_middle_of_a_run(monkeypatch) -> None:
     run("moe-ondemand", "--machine", "local", "--store", "store")
     failing = Nth(os.preadv, 900, OSError(errno.EIO, "Input/output error"))
@@ -98,6 +101,7 @@ def test_a_disk_that_is_full_leaves_nothing_half_written(monkeypatch, tmp_path) 
     assert not list((tmp_path / "store" / "experts").iterdir())
 
 
+@pytest.mark.usefixtures("shipped_models")  # tiny ones need less than is left
 @pytest.mark.parametrize(("link", "what"), [((), "slots of the device"), (LINK, "in host memory")])
 def test_too_little_memory(link, what, monkeypatch) -> None:
     monkeypatch.setattr(records, "available_bytes", lambda: 100_000)
