@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from moebench.harness.extras import EXTRAS, WEIGHTS
-from moebench.substrate.models.catalogue import scale_path
+from moebench.substrate.models.catalogue import FOLDER_VARIABLE, scale_path
+from tests.harness.tiny import make_catalogue
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,6 +133,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = tmp_path_factory.mktemp("core")
     (site / "sitecustomize.py").write_text(HIDE)
     (site / "run.py").write_text(RUN)
+    make_catalogue(site / "tiny")
     work = site / "work"
     chat, ours = work / "chat", scale_path("mixtral-8x7b")
     for new in (chat, work / "data"):
@@ -143,17 +145,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
-def python(folder: Path, *arguments: str, hide: bool = True) -> subprocess.CompletedProcess[str]:
+def python(
+    folder: Path, *arguments: str, hide: bool = True, tiny: bool = False
+) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([*([str(folder.parent)] if hide else []), str(ROOT)])
     settings = {"PYTHONPATH": path, "HIDDEN": " ".join(hidden()), "OMP_NUM_THREADS": "1"}
+    if tiny:
+        settings[FOLDER_VARIABLE] = str(folder.parent / "tiny")
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, check=False
     )  # fmt: skip
 
 
-def called(folder: Path, commands: list[str]) -> list[tuple[int, str]]:
-    done = python(folder, str(folder.parent / "run.py"), json.dumps(commands))
+def called(folder: Path, commands: list[str], tiny: bool = False) -> list[tuple[int, str]]:
+    done = python(folder, str(folder.parent / "run.py"), json.dumps(commands), tiny=tiny)
     assert done.returncode == 0, done.stderr
     return [(code, said) for code, said in json.loads(done.stdout.splitlines()[-1])]
 
@@ -172,7 +178,9 @@ def test_optional_packages_are_hidden_and_the_cores_are_not(folder: Path) -> Non
 
 
 def test_core_commands_run_without_optional_packages(folder: Path) -> None:
-    found = called(folder, [command for command, _ in CORE])
+    shipped = f"run --system smoe --setting S3 {FEW} --store shipped"
+    assert called(folder, [shipped])[0][0] == 0
+    found = called(folder, [command for command, _ in CORE], tiny=True)
     for (command, wanted), (code, said) in zip(CORE, found, strict=True):
         assert code == wanted, f"{command}: {said}"
     assert {file.suffix for file in (folder / "tables").iterdir()} == {".csv", ".tex"}
