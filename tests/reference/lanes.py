@@ -16,12 +16,14 @@ class Lanes:
         self.free = dict.fromkeys(LANES, 0.0)
         self.busy = dict.fromkeys(LANES, 0.0)
         self.bytes = dict.fromkeys(LANES, 0)
+        self._last = dict.fromkeys(LANES, (0.0, 0))  # end and bytes of a lane's last operation
         self.stalls: dict[str, float] = defaultdict(float)
         self.now = 0.0  # the control thread's clock
 
     def place(
-        self, lane: str, lasts: float, since: float | None = None, after: Sequence[Wait] = ()
-    ) -> float:
+        self, lane: str, lasts: float, since: float | None = None, after: Sequence[Wait] = (),
+        size: int = 0,
+    ) -> float:  # fmt: skip
         """Place an operation on its lane and return its end.
 
         It starts when the lane is free, the operations that it waits for have ended, and the
@@ -35,6 +37,8 @@ class Lanes:
             self.stalls[cause] += start - self.free[lane]
         self.free[lane] = start + lasts
         self.busy[lane] += lasts
+        self.bytes[lane] += size
+        self._last[lane] = (start + lasts, size)
         return start + lasts
 
     def launch(
@@ -50,6 +54,13 @@ class Lanes:
         end = self.place("device", max(work, last - start), after=after)
         self.now = last
         return end
+
+    def finish(self) -> None:
+        """Leave out what lanes do after the last token: the rest of a transfer, and its bytes."""
+        for lane, (end, size) in self._last.items():
+            if end > self.now:
+                self.busy[lane] -= end - self.now
+                self.bytes[lane] -= size
 
     def wait(self, end: float, read_back: float) -> None:
         """Let the control thread wait for an end, and read a result back."""

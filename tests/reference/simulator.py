@@ -114,8 +114,7 @@ class Simulator:
         lanes = self.lanes
         queued = lanes.free["disk"] > since and self.system.parallel_reads
         lasts = self.prices.read(queued)
-        end = lanes.place("disk", lasts, since)
-        lanes.bytes["disk"] += self.prices.record
+        end = lanes.place("disk", lasts, since, size=self.prices.record)
         if self._room:
             if len(self._memory) >= self._room:
                 self._memory.popitem(last=False)
@@ -136,8 +135,8 @@ class Simulator:
         self._start_queued()
         read, began = self._read(key, lanes.now)
         lasts = self.prices.load()
-        end = lanes.place("h2d", lasts, after=[(max(overwritten, read), "load")])
-        lanes.bytes["h2d"] += self.prices.record
+        after = [(max(overwritten, read), "load")]
+        end = lanes.place("h2d", lasts, after=after, size=self.prices.record)
         self._loads.append(end - (end - lasts if began is None else began))
         slots.put(key, end, staged=self.system.evict == "static")
         if not self.prices.copies_pinned:  # returns when the data have been staged
@@ -168,8 +167,8 @@ class Simulator:
             except LookupError:
                 continue
             read, _ = self._read(key, start)
-            end = lanes.place("h2d", self.prices.load(), start, [(read, "load")])
-            lanes.bytes["h2d"] += self.prices.record
+            size = self.prices.record
+            end = lanes.place("h2d", self.prices.load(), start, [(read, "load")], size)
             slots.put(key, end)
 
     # ------------------------------------------------------------------ one layer
@@ -367,6 +366,7 @@ class Simulator:
             first.append(begun - start)
             step.append((end - begun) / (new_tokens - 1))
             took += end - start
+        self.lanes.finish()
         lanes = {lane: 1e3 * busy for lane, busy in self.lanes.busy.items()}
         return {
             "tpot_ms": 1e3 * float(np.mean(step)), "ttft_ms": 1e3 * float(np.mean(first)),

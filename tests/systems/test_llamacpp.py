@@ -221,12 +221,12 @@ def test_a_decoded_layer_whose_experts_are_on_the_host():
 
 
 def test_a_prompt_copies_what_it_uses():
-    # Two rows are a large batch here.  Two slots are left: 0 and 1 come 33..113 and are computed
-    # until 133, 3 comes until 173.
+    # Two rows are a large batch here.  Two slots are left: 0 and 1 come 33..113.  3 takes the slot
+    # of 0, which is computed until 123, and the copy keeps the control thread until 163.
     uses = [[[(0, 1), (0, 3)], [(0, 1), (0, 1)]]]
     ran = split_run("n-cpu-moe", uses, rows=2, min_batch=2)
-    assert of(ran, OpKind.LOAD) == [(0, (0,), 33, 73), (0, (1,), 73, 113), (0, (3,), 133, 173)]
-    assert [row[2:] for row in of(ran, OpKind.EXPERT)][:3] == [(113, 123), (123, 133), (173, 183)]
+    assert of(ran, OpKind.LOAD) == [(0, (0,), 33, 73), (0, (1,), 73, 113), (0, (3,), 123, 163)]
+    assert [row[2:] for row in of(ran, OpKind.EXPERT)][:3] == [(113, 123), (163, 173), (173, 183)]
     assert ran.timeline.bytes_moved(Lane.H2D) == 3 * RECORD_BYTES
     # One row at a time, 0 comes twice; 3 waits for a slot.
     again = split_run("n-cpu-moe", uses, rows=2, min_batch=1, micro_batch=1)
