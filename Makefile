@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 COUNT ?= 150
 
-.PHONY: run test wheels test-native test-trackers fuzz faults mutants native opencompass check lint \
+.PHONY: run test wheels test-native test-trackers fuzz faults mutants differential native opencompass check lint \
   format bench docs lock browser libaio clean
 
 run: $(VENV)/installed
@@ -76,6 +76,11 @@ fuzz: $(VENV)/installed
 # takes half an hour more, to record which test executes which line.
 mutants: $(VENV)/installed
 	$(BIN)/python -m tests.mutants.run --seed $(SEED) --count $(COUNT)
+
+# Does a second simulator, written from the documentation alone, find the engine's times?  And do the
+# documents of all systems obey laws of conservation, scaling and monotonicity?  About 25 minutes.
+differential: $(VENV)/installed
+	$(BIN)/python -m tests.reference.compare
 
 # Has accuracy moved?
 check: $(VENV)/installed

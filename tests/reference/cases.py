@@ -121,8 +121,22 @@ def reference(
     return simulator.run(range(prompts), new_tokens, cell.batch)
 
 
-#: Figures that must agree, with the relative tolerance.
-TIMES, COUNTS = 1e-5, 0.0
+#: Largest relative difference of latencies; counts and bytes must be equal.
+TIMES = 1e-5
+
+#: Largest one of busy times and stalls: each operation is rounded to a nanosecond.
+ROUNDED = 5e-4
+
+
+def wrong(found: dict[str, float]) -> list[str]:
+    """Return the figures that differ by more than their tolerance, with their difference."""
+    said = []
+    for name, difference in found.items():
+        exact = name.startswith(("prefill", "decode", "bytes"))
+        allowed = 0.0 if exact else TIMES if name in ("TPOT", "TTFT", "end to end") else ROUNDED
+        if abs(difference) > allowed:
+            said.append(f"{name} {difference:+.1e}")
+    return said
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
