@@ -59,6 +59,8 @@ class Simulator:
     ) -> None:  # fmt: skip
         self.prices, self.trace, self.system = prices, trace, system
         self.model, self.of, self.lanes = prices.model, prices.of, Lanes()
+        #: Hits, loads and host experts of each layer that was decoded.
+        self.decoded: list[tuple[int, int, int]] = []
         self.counts = {phase: defaultdict(int) for phase in ("prefill", "decode")}
         self._waits_each_layer = bool(self.of["software.waits_each_layer"])
         layers = self.model.with_experts
@@ -263,6 +265,8 @@ class Simulator:
         count = self.counts[self._phase]
         for name, some in (("active", rows), ("hits", here), ("loads", load), ("host", host)):
             count[name] += len(some)
+        if self._phase == "decode":
+            self.decoded.append((len(here), len(load), len(host)))
         self._pinned = {(layer, e) for e in rows}
         for expert in [*here, *coming]:
             slots.use((layer, expert))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.reference import laws
+from tests.reference import laws, page
 from tests.reference.cases import CATALOGUE, Cell, differences, engine, moebench, reference, wrong
 from tests.reference.inputs import Trace, numbers
 
@@ -107,3 +107,17 @@ def test_a_machine_twice_as_fast_has_every_rate_twice(tmp_path: Path) -> None:
         for machine in (str(laws.changed("a6000", {}, tmp_path / "same.yaml")), str(path))
     ]  # fmt: skip
     assert laws.not_halved("moe-ondemand", *runs) == []
+
+
+@pytest.mark.parametrize("system", page.SHOWN)
+def test_a_token_can_be_computed_by_hand(system: str, tmp_path: Path) -> None:
+    cell = Cell("S3", "hf-eager", 1, system)
+    document = engine(cell, page.TRACE, page.PROMPTS, page.NEW_TOKENS, tmp_path / "store")
+    if system != "everything resident":
+        assert document["spec"]["slots"] == page.SLOTS
+    expected = document["metrics"]["tpot_ms"]["mean"]
+    assert page.tpot_ms(system) == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_page_shows_the_calculation() -> None:
+    assert page.PAGE.read_text().endswith(page.tables())
