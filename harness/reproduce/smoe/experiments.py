@@ -137,7 +137,7 @@ LOADED_PREFILL = CounterExperiment(
 )
 
 #: Option of predictions that pay their launches alone: the paper calls their cost minimal (§IV-C).
-CHEAP_PREDICTIONS = {"prediction_python": "false"}
+CHEAP_PREDICTIONS = {"prediction_python": "False"}
 CHEAPLY_PREDICTED = CounterExperiment(
     "predictions that pay launches, and no Python of a layer",
     {"set": CHEAP_PREDICTIONS},
