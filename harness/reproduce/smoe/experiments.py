@@ -144,8 +144,16 @@ CHEAPLY_PREDICTED = CounterExperiment(
     always=True,
 )
 
+CHEAPLY_PREDICTED_BY_SMOE = CounterExperiment(
+    "SMoE's predictions pay launches, and no Python of a layer",
+    {"system": [
+        {"system": "smoe", "set": CHEAP_PREDICTIONS}, "moe-infinity", "llamacpp", "deepspeed",
+        "hybrimoe",
+    ]},
+)  # fmt: skip
+
 #: Counter-experiments of claims that compare systems.
-AGAINST_OTHERS = (SHIPPED, DRAWN, DRAWN_LEAN)
+AGAINST_OTHERS = (SHIPPED, DRAWN, DRAWN_LEAN, CHEAPLY_PREDICTED_BY_SMOE)
 
 #: Counter-experiments of claims about SMoE's own parts.
 ALONE = (
