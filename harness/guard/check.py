@@ -58,7 +58,8 @@ def subset() -> dict[str, RunSpec]:
         for setting, name in product(row["settings"], row["workloads"])
     }  # fmt: skip
     replayed = {
-        f"{spec.system} {spec.setting} {'drawn' if spec.trace is None else 'replayed'}": spec
+        f"{spec.system} {spec.setting} {'drawn' if spec.trace is None else 'replayed'}"
+        + (f" {spec.software}" if "software" in sweep["common"] else ""): spec
         for sweep in plan["replayed"]
         for spec in expand(sweep, None)
     }

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, Field, StrictBool, ValidationError, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, StrictBool, ValidationError, model_validator
 
 from moebench.substrate.choices import DEFAULT_SOFTWARE as DEFAULT_SOFTWARE
 from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
@@ -160,6 +160,8 @@ class HardwareProfile(Inert):
     software: Software
     calibration: Calibration | None = None
     measured: Measured | None = None  #: times of one model's operations, where there are any
+    #: Numbers of the profile's own software that it does not state, see `SPECIAL`.
+    _not_stated: tuple[str, ...] = PrivateAttr(default=())
 
     @model_validator(mode="after")
     def _ordered(self) -> "HardwareProfile":
@@ -214,9 +216,12 @@ class HardwareProfile(Inert):
     def content_hash(self) -> str:
         """Return 16 hexadecimal digits that change with any value of the profile.
 
-        Default values are left out, so that a new optional field changes no hash.
+        Default values are left out, so that a new optional field changes no hash; so are numbers
+        that a profile with software of its own takes from the catalogue.
         """
         said = self.model_dump(mode="json", exclude_defaults=True)
+        for name in self._not_stated:
+            del said["software"][name]
         text = json.dumps(said, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -232,9 +237,13 @@ class HardwareProfile(Inert):
         """
         check_software(software)
         try:
-            return cls.model_validate(_with_software(data, software, where))
+            found = cls.model_validate(_with_software(data, software, where))
         except ValidationError as error:
             raise ProfileError(f"{where}: {_explain(error)}") from error
+        own = data.get("software", {}).get(software) if isinstance(data, Mapping) else None
+        if own is not None:
+            found._not_stated = tuple(name for name in SPECIAL if name not in own)
+        return found
 
 
 # ------------------------------------------------------------------------- finding and reading

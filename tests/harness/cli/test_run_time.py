@@ -10,7 +10,7 @@ from moebench.harness.cli import run as command
 from moebench.harness.cli.run_time import Announcer, learning_lines, since_start
 from moebench.harness.run.rules import resolve
 from moebench.harness.sweep import forecast
-from moebench.harness.sweep.estimate import INTERVAL_SHARE
+from moebench.harness.sweep.estimate import INTERVAL_SHARE, duration
 from moebench.harness.sweep.forecast import replayed_tokens
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
@@ -49,12 +49,13 @@ def test_the_expected_time_is_printed_once_after_the_first_tokens() -> None:
     # (one is the scoring) and 63 tokens, and the replays of the interval.
     interval = replayed_tokens(asked) * 0.125 * INTERVAL_SHARE
     seconds = 2 + 3 + 9 * 0.125 + 8 * (0.25 + 63 * 0.125) + interval
-    assert line == f"about {seconds:.0f} s: 8 prompts of 64 tokens, 125 ms a token to compute"
+    took = duration(seconds)
+    assert line == f"about {took}: 8 prompts of 64 tokens, 125 ms a token to compute"
     (without,) = announced(asked, start_s=3, pass_s=0.125, before_s=2, interval=False)
-    assert without.startswith(f"about {seconds - interval:.0f} s: ")
+    assert without.startswith(f"about {duration(seconds - interval)}: ")
     # Half the speed, twice the time, whatever the computer.
     (slower,) = announced(asked, start_s=6, pass_s=0.25, before_s=4)
-    assert slower.startswith(f"about {2 * seconds / 60:.0f} min: ")
+    assert slower.startswith(f"about {duration(2 * seconds)}: ")
 
 
 @pytest.mark.parametrize("name", ["python", "a (b) c", ") 1 2 3"])
@@ -119,7 +120,7 @@ def test_learning_is_announced_only_when_it_has_to_be_done(monkeypatch: pytest.M
     first = call(*asked)
     assert first.code == 0
     assert "daop learns before it runs: " in first.err
-    assert first.err.index("learns before it runs") < first.err.index(" left: 1 prompts")
+    assert first.err.index("learns before it runs") < first.err.index(" left: 1 prompt ")
     other = call(*asked, "--seed", "0", "--prompts", "2")
     assert "learns before it runs" not in other.err
     assert ": 2 prompts of 3 tokens" in other.err

