@@ -15,6 +15,7 @@ from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
 from moebench.substrate.machines.profile import (
     MACHINES,
     SOFTWARE,
+    SPECIAL,
     Bandwidth,
     Compute,
     Count,
@@ -30,6 +31,7 @@ from moebench.substrate.machines.profile import (
     profile_names,
     software_names,
 )
+from moebench.substrate.machines.profile_ranges import moved
 
 CATALOGUE = [
     "a100", "a100@daop", "a5000", "a5000@duoserve", "a6000", "a6000@daop", "a6000@duoserve",
@@ -331,6 +333,24 @@ def test_hash_depends_on_content_not_on_order(good: dict[str, Any], tmp_path: Pa
     assert load_profile(str(path)).content_hash() == first
     good["gpu"]["bandwidth"]["value"] = 769
     assert HardwareProfile.from_mapping(good).content_hash() != first
+
+
+def test_numbers_that_software_of_its_own_leaves_to_the_catalogue_are_not_in_the_hash(
+    good: dict[str, Any],
+) -> None:
+    own = yaml.safe_load((SOFTWARE / "lean.yaml").read_text())
+    stated = HardwareProfile.from_mapping({**good, "software": {"lean": own}})
+    left = {name: number for name, number in own.items() if name not in SPECIAL}
+    found = HardwareProfile.from_mapping({**good, "software": {"lean": left}})
+    assert found.software == stated.software
+    assert found.content_hash() != stated.content_hash()
+    own["host_unpacking"]["value"] = 2
+    other = HardwareProfile.from_mapping({**good, "software": {"lean": own}})
+    assert other.content_hash() != stated.content_hash()
+    assert moved(found, "gpu.bandwidth", 500).content_hash() != found.content_hash()
+    left.pop("launch")
+    with pytest.raises(ProfileError, match="software.launch: missing"):
+        HardwareProfile.from_mapping({**good, "software": {"lean": left}})
 
 
 def test_profiles_are_frozen() -> None:
