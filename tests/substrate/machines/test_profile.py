@@ -349,7 +349,7 @@ def test_numbers_that_software_of_its_own_leaves_to_the_catalogue_are_not_in_the
     assert other.content_hash() != stated.content_hash()
     assert moved(found, "gpu.bandwidth", 500).content_hash() != found.content_hash()
     left.pop("launch")
-    with pytest.raises(ProfileError, match="software.launch: missing"):
+    with pytest.raises(ProfileError, match=r"software\.launch: missing"):
         HardwareProfile.from_mapping({**good, "software": {"lean": left}})
 
 
