@@ -21,6 +21,9 @@ from tests.reference.prices import Prices
 #: How many past durations SMoE's Algorithm 2 averages.
 HISTORY = 10
 
+#: Sums of Algorithm 2 that differ by no more count as equal, in seconds.
+SAME = 1e-6
+
 #: Slots that a fixed placement leaves empty for loaded experts.
 STAGING = 2
 
@@ -220,7 +223,7 @@ class Simulator:
         on_link, on_host = max(0.0, free["h2d"] - since, free["disk"] - since), 0.0
         load, host = [], []
         while queue:
-            if on_link <= on_host:
+            if on_link <= on_host + SAME:
                 load.append(queue.popleft())
                 on_link += float(np.mean(self._loads))
             else:
