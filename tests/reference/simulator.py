@@ -36,7 +36,7 @@ class System:
         place: whether experts have slots before the first token, by id and then by layer.
         by_layer: each layer has its own slots.
         prefetch: the next layer is predicted, and its top-score experts are fetched.
-        waits: software waits for the device before it launches an expert, and after each layer.
+        parallel_reads: a record is read from the disk while another one is.
     """
 
     evict: Policy = "lru"
