@@ -65,23 +65,23 @@ class Slots:
             allowed = reached or [key for key in allowed if key[0] == last]
         return min(allowed, key=lambda key: (self.average(key), key), default=None)
 
-    def take(self, allowed: Iterable[Key], in_use: Iterable[Key] = (), at: float = 0.0) -> float:
+    def idle(self, keys: Iterable[Key], at: float) -> list[Key]:
+        """Return the experts whose last computation has ended at this instant."""
+        return [key for key in keys if self.reader.get(key, 0.0) <= at]
+
+    def take(self, *allowed: Collection[Key]) -> float:
         """Give a slot away: a free one, or the victim's; return when it may be overwritten.
 
         Args:
-            allowed: experts that no computation of this layer needs.
-            in_use: experts of this layer whose computation was submitted, which may be evicted
-                after it; those that are idle ``at`` this instant before the others.
+            allowed: experts that may be evicted, in groups: the policy is asked among the first
+                group of which it evicts one.
 
         Raises LookupError: no expert can be evicted.
         """
         if self.empty:
             self.empty -= 1
             return 0.0
-        idle = [*allowed, *(key for key in in_use if self.reader.get(key, 0.0) <= at)]
-        found = self.victim(idle)
-        if found is None:
-            found = self.victim([*idle, *in_use])
+        found = next((key for group in allowed if (key := self.victim(group)) is not None), None)
         if found is None:
             raise LookupError("no expert can be evicted")
         self._order.pop(found)

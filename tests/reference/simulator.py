@@ -132,13 +132,15 @@ class Simulator:
         from_disk = self._room is not None and key not in self._memory
         free = max(lanes.free["disk" if from_disk else "h2d"], lanes.now)
         self._start_queued()
-        pinned = self._pinned
-        overwritten = slots.take(
-            [one for one in slots.ready if one not in pinned], computed & slots.ready.keys(), free
-        )
+        others = [
+            one for one, ready in slots.ready.items()
+            if ready <= lanes.now and one not in self._pinned
+        ]  # fmt: skip
+        soon = [*others, *(one for one in computed if one in slots.ready)]
+        overwritten = slots.take(slots.idle(others, lanes.now), slots.idle(soon, free), soon)
         lanes.now += self.of["software.copy_submit"]
         self._start_queued()
-        read, began = self._read(key, lanes.now)
+        read, began = self._read(key, max(lanes.now, overwritten))
         lasts = self.prices.load()
         after = [(max(overwritten, read), "load")]
         end = lanes.place("h2d", lasts, after=after, size=self.prices.record)
@@ -258,9 +260,7 @@ class Simulator:
         if self.trace.scores is not None:
             scores_TE = np.asarray(self.trace.scores[rows_T, self._at[layer]], dtype=np.float32)
             slots.observe(layer, scores_TE.mean(0))
-            uses_TE = np.zeros(scores_TE.shape, bool)
-            np.put_along_axis(uses_TE, ids_TK.astype(int), True, 1)
-            best = np.where(uses_TE, scores_TE, -1).max(0)
+            best = scores_TE.max(0)
         here = [e for e in rows if slots.ready.get((layer, e), np.inf) <= since]
         coming = [e for e in rows if (layer, e) in slots.ready and e not in here]
         absent = [e for e in rows if (layer, e) not in slots.ready]
