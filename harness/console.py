@@ -136,7 +136,9 @@ def show_run(
     if complete():
         changed = [list(row) for row in figures(document) if list(row) not in rows]
         table("with their intervals", ["figure", "value"], changed)
-    moving = [one["field"] for one in (document.get("interval") or {}).get("fields", [])[:3]]
+    interval = document.get("interval") or {}
+    moving = [one["field"] for one in interval.get("fields", [])[:3]]
     if moving:
-        say(f"± over the ranges of the profile's numbers, most by {', '.join(moving)}")
+        order = " and other orders of the prompts" if interval.get("order") else ""
+        say(f"± over the ranges of the profile's numbers{order}, most by {', '.join(moving)}")
     say(f"run {document['run_id']}; moebench report --html out.html{in_store(store)} shows it")

@@ -3,7 +3,8 @@
 MoeBenchError                 base: the message has problem, place, allowed values and fix
 ├── UsageError                an option has an unknown, impossible or contradictory value
 │   ├── UnknownNameError      a name that no catalogue holds; lists the nearest ones
-│   └── NotApplicableError    a system that does not exist for this model or batch
+│   ├── NotApplicableError    a system that does not exist for this model or batch
+│   └── NotRecordedError      a replay asks for a prediction that its trace does not hold
 ├── InputError                a file is missing, broken or of the wrong shape
 │   ├── CheckpointError       weights or their config.json
 │   └── ProfileError          a hardware profile
@@ -43,6 +44,10 @@ class UnknownNameError(UsageError):
 
 class NotApplicableError(UsageError):
     """A system does not support this model or batch; comparisons show it as *n/a*."""
+
+
+class NotRecordedError(UsageError):
+    """A replayed trace does not hold a prediction that the system asks for."""
 
 
 class InputError(MoeBenchError):

@@ -7,16 +7,21 @@ system
 decides anew in each replay, as it would on that machine.  Each number then moves TPOT and TTFT by
 some share; the numbers are taken as independent, so their shares add up as the root of the sum of
 squares, upwards and downwards by themselves.  These shares of the short piece are applied to the
-whole run's figures.  Nothing is random: the same run has the same interval.
+whole run's figures.
+
+A short run depends on the order of its prompts, too: a prompt begins with the experts that the one
+before it left.  So a run of `MOST_BATCHES` at most is replayed in other orders, and the largest
+changes count like those of one more number.  Nothing is random: the same run has the same interval.
 
 What it does not cover: errors of the cost model itself, and of figures that count as exact.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -30,6 +35,7 @@ from moebench.harness.run.replay import ReplaySession
 from moebench.harness.stage.memory import Offer, count_memory
 from moebench.harness.stage.simulated import SimulatedKind
 from moebench.harness.stage.stage import StageRequest
+from moebench.substrate.errors import NotRecordedError
 from moebench.substrate.machines.profile import SPECIAL, HardwareProfile, ProfileBadge, load_profile
 from moebench.substrate.machines.profile_ranges import Uncertain, moved, uncertain
 from moebench.substrate.memory.capacity import Room
@@ -38,6 +44,9 @@ from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel
 
 #: Tokens of the first batch that an interval is worked out from, the prefill's included.
 TOKENS = 5
+
+#: Most batches of a run that is replayed in other orders, and most tokens of each.
+MOST_BATCHES, MOST_TOKENS = 8, 32
 
 #: A run is `datasheet` where estimates move no latency by more than this share.
 SMALL = 0.05
@@ -53,23 +62,22 @@ MOVED = ("tpot_ms", "ttft_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
-    """Change of the latencies over the range of one number of the profile.
+class Changes:
+    """Changes of the latencies between two ends, such as those of a number's range.
 
     Attributes:
         changes: by latency, its change at the low and at the high end, as shares of it; only
             latencies that the piece has.
     """
 
-    number: Uncertain
     changes: dict[str, tuple[float, float]]
 
     def down(self, latency: str) -> float:
-        """Largest decrease of a latency over the number's range, as a share of it; at most 0."""
+        """Largest decrease of a latency between the ends, as a share of it; at most 0."""
         return min(0.0, *self.changes.get(latency, (0.0,)))
 
     def up(self, latency: str) -> float:
-        """Largest increase of a latency over the number's range, as a share of it; at least 0."""
+        """Largest increase of a latency between the ends, as a share of it; at least 0."""
         return max(0.0, *self.changes.get(latency, (0.0,)))
 
     def size(self, latency: str) -> float:
@@ -77,8 +85,15 @@ class Effect:
         return max(-self.down(latency), self.up(latency))
 
 
-def combined(effects: Iterable[Effect], latency: str) -> tuple[float, float]:
-    """Return the combined decrease (at most 1) and increase due to independent numbers."""
+@dataclass(frozen=True, slots=True)
+class Effect(Changes):
+    """Changes of the latencies over the range of one number of the profile."""
+
+    number: Uncertain
+
+
+def combined(effects: Iterable[Changes], latency: str) -> tuple[float, float]:
+    """Return the combined decrease (at most 1) and increase due to independent causes."""
     ones = list(effects)
     down = math.hypot(*(one.down(latency) for one in ones))
     return min(1.0, down), math.hypot(*(one.up(latency) for one in ones))
@@ -102,7 +117,7 @@ def badge_of(profile: HardwareProfile, effects: Sequence[Effect]) -> ProfileBadg
 
 
 class Piece(NamedTuple):
-    """Recorded routing of the first tokens of a run's first batch.
+    """Recorded routing of the first tokens of a run's first batches.
 
     Attributes:
         longest: tokens of the run's longest text, for which its memory is planned.
@@ -112,8 +127,10 @@ class Piece(NamedTuple):
     longest: int
 
 
-def recorded(session: LiveSession | ReplaySession, scratch: Path, tokens: int) -> Piece:
-    """Record the routing of a run's first tokens, after its system was calibrated."""
+def recorded(
+    session: LiveSession | ReplaySession, scratch: Path, tokens: int, batches: int = 1
+) -> Piece:
+    """Record the first tokens of a run's first batches, after its system was calibrated."""
     learnable = partial(session.learnable, scratch, silent)
     calibrate(session.system, session.full, learnable, scratch, silent)
     recorders: list[Recorder] = []
@@ -126,7 +143,7 @@ def recorded(session: LiveSession | ReplaySession, scratch: Path, tokens: int) -
         recording = replace(session, wrap=record)
         stage = recording.open(scratch, False, stack)
         stage.start()
-        recording.begin(stage, tokens)
+        recording.begin(stage, tokens, batches)
         return Piece(recorders[0].trace, recording.longest)
 
 
@@ -140,7 +157,7 @@ def effects_on(
         tokens: of the first batch that are replayed, the prefill's included.
     """
     profile = load_profile(session.spec.machine, session.spec.software)
-    replay = _replayer(session, recorded(session, scratch, tokens))
+    replay = _Replayer(session, recorded(session, scratch, tokens))
     base = replay(profile)
 
     def changes(number: Uncertain, value: float) -> dict[str, float]:
@@ -149,10 +166,43 @@ def effects_on(
 
     def effect(number: Uncertain) -> Effect:
         low, high = changes(number, number.low), changes(number, number.high)
-        return Effect(number, {name: (low[name], high[name]) for name in base})
+        return Effect({name: (low[name], high[name]) for name in base}, number)
 
     dense = not _quantised(session)
     return [effect(n) for n in uncertain(profile) if not (dense and n.field in OF_QUANTISED)]
+
+
+def effect_of_order(session: LiveSession | ReplaySession, scratch: Path) -> Changes | None:
+    """Return the largest changes of a run's latencies in other orders of its batches.
+
+    Orders in which the system asks for a prediction that it did not make in the run's own are left
+    out.  None if no order is left, or for a run of one batch or of more than `MOST_BATCHES`.
+    """
+    batches = math.ceil(session.spec.prompts / session.spec.batch)
+    if not orders(batches):
+        return None
+    replay = _Replayer(session, recorded(session, scratch, MOST_TOKENS, batches))
+    profile = load_profile(session.spec.machine, session.spec.software)
+    base = replay(profile)
+    others = []
+    for order in orders(batches):
+        with suppress(NotRecordedError):
+            others.append(replay(profile, order))
+    if not others:
+        return None
+    changes = {name: [found[name] / ns - 1 for found in others] for name, ns in base.items()}
+    return Changes({name: (min(0.0, *all_), max(0.0, *all_)) for name, all_ in changes.items()})
+
+
+def orders(batches: int) -> list[tuple[int, ...]]:
+    """Return other orders of a run's batches: all of three at most, else rotations and reverse.
+
+    None for one batch, and none for more than `MOST_BATCHES`.
+    """
+    first = tuple(range(batches if batches <= MOST_BATCHES else 0))
+    if len(first) <= 3:
+        return [order for order in permutations(first) if order != first]
+    return [*(first[at:] + first[:at] for at in first[1:]), first[::-1]]
 
 
 def _quantised(session: LiveSession | ReplaySession) -> bool:
@@ -160,33 +210,38 @@ def _quantised(session: LiveSession | ReplaySession) -> bool:
     return bool({spec.precision, spec.expert_dtype, own} & {"4bit", "2bit", "int8", "int4"})
 
 
-def _replayer(
-    session: LiveSession | ReplaySession, piece: Piece
-) -> Callable[[HardwareProfile], dict[str, float]]:
-    """Return a function that replays a piece on a profile and returns its latencies in ns."""
-    spec, system, full = session.spec, session.system, session.full
-    (batch,) = piece.trace.batches
-    steps = pass_steps(batch)
-    request = StageRequest(
-        spec=spec, system=system, full=full, longest=piece.longest,
-        model=lambda decoder: cast(Model, TracedModel(piece.trace)),
-    )  # fmt: skip
+class _Replayer:
+    """Replays a piece on a profile; returns its mean latencies in ns."""
 
-    def replay(profile: HardwareProfile) -> dict[str, float]:
+    def __init__(self, session: LiveSession | ReplaySession, piece: Piece) -> None:
+        self._session, self._piece = session, piece
+
+    def __call__(
+        self, profile: HardwareProfile, order: Sequence[int] | None = None
+    ) -> dict[str, float]:
+        """Replay the piece's batches, in another order if one is given."""
+        session, longest, recorded = self._session, self._piece.longest, self._piece.trace
+        spec, system, full = session.spec, session.system, session.full
+        order = range(len(recorded.batches)) if order is None else order
+        batches = [recorded.batches[at] for at in order]
+        means = {at: recorded.embeddings[one] for at, one in enumerate(order)
+                 if one in recorded.embeddings}  # fmt: skip
+        trace = RoutingTrace(recorded.shape, batches, means)
+        request = StageRequest(
+            spec=spec, system=system, full=full, longest=longest,
+            model=lambda decoder: cast(Model, TracedModel(trace)),
+        )  # fmt: skip
         if system.evict.clairvoyant:
-            system.evict.set_future(steps)
-        offer = Offer(Room.of(profile), profile)
-        memory = count_memory(spec, system, full, piece.longest, offer)
+            system.evict.set_future(pass_steps(chain.from_iterable(batches)))
+        memory = count_memory(spec, system, full, longest, Offer(Room.of(profile), profile))
         with ExitStack() as stack:
             stage = SimulatedKind().build(request, memory, stack)
         stage.start()
-        done = stage.engine.generate([[0] * n for n in batch[0].rows], len(batch))
-        found = {"ttft_ms": float(done.ttft_ns)} if done.ttft_ns else {}
-        if done.steps_ns:
-            found["tpot_ms"] = float(np.mean(done.steps_ns))
-        return found
-
-    return replay
+        done = [stage.engine.generate([[0] * n for n in one[0].rows], len(one)) for one in batches]
+        first = [generation.ttft_ns for generation in done if generation.ttft_ns]
+        steps = [ns for generation in done for ns in generation.steps_ns]
+        found = {"ttft_ms": first, "tpot_ms": steps}
+        return {name: float(np.mean(times)) for name, times in found.items() if times}
 
 
 # ------------------------------------------------------------------------- the document
@@ -201,20 +256,24 @@ def add_interval(
         session: the run's own; it need not have run.
         scratch: where its system keeps what it learnt.
     """
-    profile, effects = (
-        load_profile(session.spec.machine, session.spec.software),
-        effects_on(session, scratch),
-    )
-    with_interval(document, badge_of(profile, effects), interval(document["metrics"], effects))
+    profile = load_profile(session.spec.machine, session.spec.software)
+    effects, order = effects_on(session, scratch), effect_of_order(session, scratch)
+    found = interval(document["metrics"], effects, order)
+    with_interval(document, badge_of(profile, effects), found)
 
 
-def interval(metrics: dict[str, Any], effects: Sequence[Effect]) -> dict[str, Any]:
+def interval(
+    metrics: dict[str, Any], numbers: Sequence[Effect], order: Changes | None = None
+) -> dict[str, Any]:
     """Return the ``interval`` part of a document.
 
     Returns:
-        ``low`` and ``high`` of each latency that the run has and of tokens/s, and ``fields``: the
-        numbers that move a latency most, with the change in percent of it at each end.
+        ``low`` and ``high`` of each latency that the run has and of tokens/s; ``fields``: the
+        numbers that move a latency most, with the change in percent of it at each end; and
+        ``order``: the largest changes in percent in other orders of the prompts, None if no other
+        was replayed.
     """
+    effects: list[Changes] = [*numbers, *([] if order is None else [order])]
     means = {name: metrics[name]["mean"] for name in MOVED if metrics[name]}
     found: dict[str, Any] = {}
     for name, mean in means.items():
@@ -230,18 +289,19 @@ def interval(metrics: dict[str, Any], effects: Sequence[Effect]) -> dict[str, An
             "low": round(speed * whole / high, 4),
             "high": round(speed * whole / low, 4) if low else None,
         }
-    return {**found, "fields": [_named(one, means) for one in _largest(effects, means)]}
+    fields = [_named(one, means) for one in _largest(numbers, means)]
+    return {**found, "fields": fields, "order": order and _percent(order, means)}
 
 
-def _of_whole(prefill: float) -> Callable[[Effect], Effect]:
+def _of_whole(prefill: float) -> Callable[[Changes], Changes]:
     """Return the change of prefill and decode together, weighted by prefill's share."""
     nothing = (0.0, 0.0)
 
-    def whole(effect: Effect) -> Effect:
+    def whole(effect: Changes) -> Changes:
         parts = zip(*(effect.changes.get(name, nothing) for name in ("ttft_ms", "tpot_ms")),
                     strict=True)  # fmt: skip
         low, high = (prefill * first + (1 - prefill) * later for first, later in parts)
-        return Effect(effect.number, {"e2e_ms": (low, high)})
+        return Changes({"e2e_ms": (low, high)})
 
     return whole
 
@@ -255,11 +315,16 @@ def _largest(effects: Sequence[Effect], latencies: Iterable[str]) -> list[Effect
 
 def _named(effect: Effect, latencies: Iterable[str]) -> dict[str, Any]:
     number = effect.number
-    changes = {name: effect.changes.get(name) for name in latencies}
     return {
         "field": number.field,
         "low": number.low,
         "high": number.high,
         "stated": number.stated,
-        **{name: [round(100 * c, 2) for c in both] for name, both in changes.items() if both},
+        **_percent(effect, latencies),
     }
+
+
+def _percent(one: Changes, latencies: Iterable[str]) -> dict[str, list[float]]:
+    """Return the changes of a run's latencies at both ends, in percent."""
+    changes = {name: one.changes.get(name) for name in latencies}
+    return {name: [round(100 * c, 2) for c in both] for name, both in changes.items() if both}

@@ -136,15 +136,16 @@ class LiveSession(ComputingSession):
         """Run a batch of prompts and add its answers to the accuracy."""
         return self.answers.batch(stage.engine, rows)
 
-    def begin(self, stage: Stage, tokens: int) -> None:
-        """Run the first batch for at most ``tokens`` tokens, without scoring.
+    def begin(self, stage: Stage, tokens: int, batches: int = 1) -> None:
+        """Run the first batches for at most ``tokens`` tokens each, without scoring.
 
         What is fed through decode comes first, as in an answer.
         """
-        questions = self.questions[: self.spec.batch]
         most = 1 if self.spec.scoring == "prefill" else min(tokens, self.spec.new_tokens)
-        cues = [q.continuations[0] for q in questions]
-        stage.engine.generate([q.prompt for q in questions], most, cues)
+        for first in range(0, batches * self.spec.batch, self.spec.batch):
+            questions = self.questions[first : first + self.spec.batch]
+            cues = [q.continuations[0] for q in questions]
+            stage.engine.generate([q.prompt for q in questions], most, cues)
 
     def written(self, generation: Generation) -> list[list[int]]:
         """Return the generated texts up to their end token; none if options are fed."""

@@ -134,9 +134,11 @@ class ReplaySession(Session):
         """Replay a batch; all sequences stop when the shortest ends."""
         return [self._replay(stage, rows, self.spec.new_tokens)]
 
-    def begin(self, stage: Stage, tokens: int) -> None:
-        """Replay the first batch for at most ``tokens`` tokens."""
-        self._replay(stage, slice(0, self.spec.batch), min(tokens, self.spec.new_tokens))
+    def begin(self, stage: Stage, tokens: int, batches: int = 1) -> None:
+        """Replay the first batches for at most ``tokens`` tokens each."""
+        for first in range(0, batches * self.spec.batch, self.spec.batch):
+            rows = slice(first, first + self.spec.batch)
+            self._replay(stage, rows, min(tokens, self.spec.new_tokens))
 
     def _replay(self, stage: Stage, rows: slice, tokens: int) -> Generation:
         sequences = range(self.spec.prompts)[rows]

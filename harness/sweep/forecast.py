@@ -179,6 +179,7 @@ def counts_of(spec: RunSpec, replayed: int = 0) -> Counts:
 
 def replayed_tokens(spec: RunSpec) -> int:
     """Return the decoded tokens of all short replays for a run's interval; 0 if it has none."""
+    from moebench.harness.run.interval import MOST_TOKENS, orders
     from moebench.harness.run.interval import TOKENS as EACH
     from moebench.substrate.machines.profile import load_profile
     from moebench.substrate.machines.profile_ranges import uncertain
@@ -186,7 +187,10 @@ def replayed_tokens(spec: RunSpec) -> int:
     if spec.machine == "local":
         return 0
     profile = load_profile(spec.machine, spec.software)
-    return (1 + 2 * len(uncertain(profile))) * min(EACH, spec.new_tokens)
+    batches = -(-spec.prompts // spec.batch)
+    whole = batches * min(MOST_TOKENS, spec.new_tokens)
+    ordered = sum(whole for _ in orders(batches))
+    return (1 + 2 * len(uncertain(profile))) * min(EACH, spec.new_tokens) + ordered
 
 
 # ----------------------------------------------------------------------------- learning

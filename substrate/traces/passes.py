@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from moebench.substrate.errors import UsageError
+from moebench.substrate.errors import NotRecordedError, UsageError
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores, Texts
@@ -183,7 +183,7 @@ class TracedModel:
             return self._chosen(later)
         predicted = self._pass.predicted.get(lookahead, {})
         if (layer, later) not in predicted:
-            raise UsageError(
+            raise NotRecordedError(
                 f"the trace holds no predictions of kind {lookahead} that layer {layer} made of "
                 f"layer {later}; run without --trace, or --set route=exact or prefetch=none, "
                 "whichever predicts"

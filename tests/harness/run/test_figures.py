@@ -38,6 +38,7 @@ NO_ROW = {
     "memory": "what the run offered to its system",
     "measured": "steadiness of a measurement",
     "interval.fields": "a list of the profile's numbers",
+    "interval.order": "how much other orders move a latency, in its interval",
     "spec": "options, not figures",
     "provenance": "origin, not figures, except wall_s",
     "evaluation": "an evaluator's own metrics",

@@ -1,6 +1,7 @@
 """Intervals and badges: the rules by hand, and replays against real runs on a moved profile."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import yaml
 from moebench.harness.one_run import prepare, run
 from moebench.harness.run import interval
 from moebench.harness.run.interval import Effect, badge_of, combined, effects_on
+from moebench.harness.run.live import LiveSession
 from moebench.harness.run.rules import resolve
 from moebench.harness.run.session import Session
 from moebench.reports.sections.fidelity import TABLES
+from moebench.substrate.errors import NotRecordedError
 from moebench.substrate.machines.profile import MACHINES, load_profile
 from moebench.substrate.machines.profile_ranges import Uncertain, uncertain
 from moebench.substrate.machines.quantity import Bandwidth
@@ -28,7 +31,7 @@ def effect(badge: str = "estimate", **changes: tuple[float, float]) -> Effect:
     number = Bandwidth.model_validate(
         {"value": 20.0, "unit": "GB/s", "source": "hand", "badge": badge}
     )
-    return Effect(Uncertain("link.pinned_h2d", number, 16, 24), changes)
+    return Effect(changes, Uncertain("link.pinned_h2d", number, 16, 24))
 
 
 def session_of(system: str, **given: Any) -> Session:
@@ -94,8 +97,28 @@ def test_shares_are_applied_to_the_runs_own_figures() -> None:
 def test_a_latency_that_a_run_lacks_has_no_ends() -> None:
     metrics = {"tpot_ms": None, "ttft_ms": {"mean": 200.0}, "e2e_ms": 200.0, "tokens_per_s": 5.0}
     found = interval.interval(metrics, [effect(ttft_ms=(0.10, -0.10))])
-    assert set(found) == {"ttft_ms", "e2e_ms", "tokens_per_s", "fields"}
+    assert set(found) == {"ttft_ms", "e2e_ms", "tokens_per_s", "fields", "order"}
     assert found["e2e_ms"] == {"low": 180.0, "high": 220.0}
+
+
+def test_another_order_counts_like_one_more_number() -> None:
+    metrics = {"tpot_ms": {"mean": 100.0}, "ttft_ms": None, "e2e_ms": None}
+    found = interval.interval(metrics, [effect(tpot_ms=(-0.03, 0.06))],
+                              interval.Changes({"tpot_ms": (-0.04, 0.08)}))  # fmt: skip
+    assert found["tpot_ms"] == {"low": 95.0, "high": 110.0}
+    assert found["order"] == {"tpot_ms": [-4.0, 8.0]}
+    alone = interval.interval(metrics, [effect(tpot_ms=(-0.03, 0.06))])
+    assert alone["order"] is None
+    assert alone["tpot_ms"] == {"low": 97.0, "high": 106.0}
+
+
+@pytest.mark.parametrize(("batches", "number"), [(2, 1), (3, 5), (4, 4), (8, 8)])
+def test_other_orders_are_permutations_of_the_batches(batches: int, number: int) -> None:
+    found = interval.orders(batches)
+    assert len(set(found)) == len(found) == number
+    assert all(sorted(order) == list(range(batches)) for order in found)
+    assert tuple(range(batches)) not in found
+    assert interval.orders(1) == interval.orders(9) == []
 
 
 # ------------------------------------------------------------------------- replays
@@ -117,7 +140,7 @@ def test_a_replay_takes_as_long_as_the_run_and_so_does_the_next(
 ) -> None:
     session = session_of(system, **given)
     metrics = run(session, tmp_path).document["metrics"]
-    replay = interval._replayer(session, interval.recorded(session, tmp_path, 3))
+    replay = interval._Replayer(session, interval.recorded(session, tmp_path, 3))
     for _ in range(2):
         found = replay(load_profile("a6000", session.spec.software))
         assert found["ttft_ms"] / 1e6 == pytest.approx(metrics["ttft_ms"]["mean"])
@@ -148,6 +171,49 @@ def test_a_replayed_trace_has_an_interval_too(tmp_path: Path) -> None:
     session = prepare(resolve(None, system="smoe", setting="S3", new_tokens=3, **given), None)
     effects = effects_on(session, tmp_path)
     assert combined(effects, "tpot_ms")[1] > 0
+
+
+@pytest.mark.parametrize(("prompts", "batch"), [(1, 1), (2, 2), (9, 1)])
+def test_a_run_of_one_batch_or_of_many_has_no_other_order(
+    prompts: int, batch: int, tmp_path: Path
+) -> None:
+    session = session_of("moe-ondemand", prompts=prompts, batch=batch)
+    assert interval.effect_of_order(session, tmp_path) is None
+
+
+def test_the_change_of_order_is_that_of_a_run_in_the_other_order(tmp_path: Path) -> None:
+    given = {"prompts": 2, "new_tokens": 8, "alpha": 0.0, "overrides": {"prefetch": "none"}}
+
+    def run_of(swapped: bool) -> dict[str, float]:
+        session = session_of("smoe", **given)
+        assert isinstance(session, LiveSession)
+        if swapped:
+            session = replace(session, questions=session.questions[::-1])
+        metrics = run(session, tmp_path).document["metrics"]
+        return {name: metrics[name]["mean"] for name in ("tpot_ms", "ttft_ms")}
+
+    before, after = run_of(swapped=False), run_of(swapped=True)
+    found = interval.effect_of_order(session_of("smoe", **given), tmp_path)
+    assert found is not None
+    changes = {name: after[name] / before[name] - 1 for name in found.changes}
+    assert any(abs(change) > 1e-5 for change in changes.values())
+    for name, ends in found.changes.items():
+        assert ends == pytest.approx((min(0, changes[name]), max(0, changes[name])), abs=1e-9)
+
+
+def test_an_order_that_asks_for_what_was_not_recorded_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = interval._Replayer.__call__
+
+    def without_others(self: Any, profile: Any, order: Any = None) -> dict[str, float]:
+        if order is not None:
+            raise NotRecordedError("the trace holds no predictions")
+        return replay(self, profile, order)
+
+    monkeypatch.setattr(interval._Replayer, "__call__", without_others)
+    session = session_of("moe-ondemand", prompts=2)
+    assert interval.effect_of_order(session, tmp_path) is None
 
 
 # ------------------------------------------------------------------------- commands
