@@ -8,13 +8,20 @@ import math
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
-from typing import Annotated, Literal, NamedTuple, cast
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from moebench.substrate.choices import ExpertDtype as ExpertDtype
 from moebench.substrate.choices import Precision as Precision
 from moebench.substrate.errors import UsageError
+from moebench.substrate.models.mixers import (
+    CompressedCache,
+    Extensible,
+    Indexer,
+    LinearAttention,
+    OtherHeads,
+)
 
 #: Bits that one weight takes when stored.  ``4bit`` is 4-bit with an fp16 scale and a 4-bit zero
 #: point per group of 128.  ``2bit`` is HQQ as Mixtral-Offloading's demo stores experts: 2-bit with
@@ -30,6 +37,9 @@ GROUPS = (128, 64, 32)
 
 #: Bytes of a scale or a zero point (bf16).
 SCALE_BYTES = 2
+
+#: Tensors of a linear-attention mixer and of an indexer, as most implementations have them.
+LINEAR_TENSORS, INDEXER_TENSORS = 8, 5
 
 #: Rotary scaling types that `substrate.models.rotary` computes.
 ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
@@ -61,15 +71,22 @@ class GateKind(StrEnum):
     SPARSEMIXER = "sparsemixer"
 
 
-class LatentAttention(BaseModel):
-    """Multi-head latent attention (DeepSeek-V2): the cache keeps one compressed vector a token."""
+class LatentAttention(Extensible):
+    """Multi-head latent attention (DeepSeek-V2): the cache keeps one compressed vector a token.
+
+    Attributes:
+        q_lora_rank: width of the compressed queries; None is queries without compression.
+    """
+
+    NEWER: ClassVar[frozenset[str]] = frozenset({"q_lora_rank"})
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kv_lora_rank: int = Field(gt=0)
-    qk_rope_head_dim: int = Field(gt=0)
+    qk_rope_head_dim: int = Field(ge=0)
     qk_nope_head_dim: int = Field(gt=0)
     v_head_dim: int = Field(gt=0)
+    q_lora_rank: int | None = Field(default=None, gt=0)
 
 
 class RopeScaling(BaseModel):
@@ -133,12 +150,18 @@ class Temperature(BaseModel):
     scale: float
 
 
-class ModelShape(BaseModel):
+class ModelShape(Extensible):
     """All numbers of a decoder that placement, costs and the forward pass need.
 
     Parameter counts are exact and reproduce the published totals; byte counts follow from the
-    storage precision.  "Common" parameters are all that are not a routed expert's.
+    storage precision.  "Common" parameters are all that are not a routed expert's.  A shape with a
+    field of `NEWER` has no forward pass: it is charged, and routing is replayed.
     """
+
+    NEWER: ClassVar[frozenset[str]] = frozenset({
+        "linear", "other_heads", "indexer", "compressed", "output_gate", "shared_kv",
+        "attention_counts", "ffn_matrices", "without_attention", "without_ffn", "lookup_params",
+    })  # fmt: skip
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -192,6 +215,25 @@ class ModelShape(BaseModel):
     gate_groups: tuple[int, int] | None = None
     routed_scaling_factor: Number = 1.0
 
+    linear: LinearAttention | None = None
+    other_heads: OtherHeads | None = None
+    indexer: Indexer | None = None
+    compressed: tuple[CompressedCache, ...] = ()
+    #: Gate of the attention's output: of each value, or one for each head.
+    output_gate: Literal["none", "value", "head"] = "none"
+    #: One cached vector of each KV head is both key and value.
+    shared_kv: bool = False
+    #: Parameters of each layer's attention where they are counted from tensors, not from widths.
+    attention_counts: tuple[Whole, ...] = ()
+    #: Matrices of an expert: 2 without a gate projection.  Shared and dense blocks have as many.
+    ffn_matrices: Literal[2, 3] = 3
+    #: Layers that are a feed-forward part alone, and layers (of ``dense_layers``) without one.
+    without_attention: tuple[int, ...] = ()
+    without_ffn: tuple[int, ...] = ()
+    #: Parameters of tables of which a token reads a few rows; they are in no other count but the
+    #: total, and are kept off the device.
+    lookup_params: Whole = Field(default=0, ge=0)
+
     @model_validator(mode="after")
     def _consistent(self) -> "ModelShape":
         if any(not 0 <= layer < self.num_layers for layer in self.dense_layers):
@@ -200,13 +242,36 @@ class ModelShape(BaseModel):
             raise ValueError(f"top_k {self.top_k} exceeds num_experts {self.num_experts}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads do not divide by {self.num_kv_heads}")
-        if self.dense_layers and not self.dense_width:
+        if not self.dense_width and set(self.dense_layers) - set(self.without_ffn):
             raise ValueError("dense layers need a dense intermediate size")
         if self.gate_groups is not None and self.num_experts % self.gate_groups[0]:
             raise ValueError(f"{self.num_experts} experts in {self.gate_groups[0]} equal groups")
         if not self.moe_layers:
             raise ValueError("no layer has routed experts")
+        self._check_kinds()
         return self
+
+    def _check_kinds(self) -> None:
+        """Check the layers that the attention kinds name.
+
+        Raises ValueError: they contradict each other or the number of layers.
+        """
+        if set(self.without_ffn) - set(self.dense_layers):
+            raise ValueError("without_ffn names a layer that is not in dense_layers")
+        if self.attention_counts and len(self.attention_counts) != self.num_layers:
+            raise ValueError(f"attention_counts has not one number for each of {self.num_layers}")
+        if any(count < 0 for count in self.attention_counts):
+            raise ValueError("attention_counts has a negative number")
+        named: dict[str, tuple[int, ...]] = {"without_attention": self.without_attention}
+        for kind in ("linear", "other_heads", "indexer", "window"):
+            found = getattr(self, kind)
+            named[kind] = (found.layers if found is not None else None) or ()
+        named["compressed"] = tuple(i for one in self.compressed for i in one.layers)
+        for kind, layers in named.items():
+            if any(not 0 <= i < self.num_layers for i in layers) or len(set(layers)) < len(layers):
+                raise ValueError(f"{kind} names a layer twice, or one outside of {self.num_layers}")
+        if set(named["linear"]) & {*named["without_attention"], *named["other_heads"]}:
+            raise ValueError("linear names a layer that has another kind of attention, or none")
 
     @property
     def weighs_input(self) -> bool:
@@ -239,32 +304,92 @@ class ModelShape(BaseModel):
     # ------------------------------------------------------------------------- parameters
 
     @property
+    def _mixed(self) -> bool:
+        """Whether layers may differ in their attention's parameters or cached values."""
+        kinds = self.linear, self.other_heads, self.indexer, self.attention_counts
+        return any(kinds) or bool(self.without_attention) or bool(self.compressed)
+
+    @property
     def attention_params(self) -> int:
-        """Parameters of one layer's attention, biases and query/key norms included."""
-        h = self.hidden_size
-        if self.latent is not None:
-            m = self.latent
-            q = h * self.num_heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
-            down = h * (m.kv_lora_rank + m.qk_rope_head_dim) + m.kv_lora_rank
-            up = m.kv_lora_rank * self.num_heads * (m.qk_nope_head_dim + m.v_head_dim)
-            return q + down + up + self.num_heads * m.v_head_dim * h
-        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        params = h * (q_width + 2 * kv_width) + q_width * h
-        params += (q_width + 2 * kv_width) * self.qkv_bias + h * self.output_bias
-        params += self.num_heads * self.attention_sinks
-        norms = {"none": 0, "l2": 0, "head": 2 * self.head_dim, "full": q_width + kv_width}
+        """Parameters of one layer's attention; the mean over layers where they differ."""
+        if not self._mixed:
+            return self.layer_attention_params(0)
+        counts = [self.layer_attention_params(i) for i in range(self.num_layers)]
+        return round(sum(counts) / len(counts))
+
+    def layer_attention_params(self, layer: int) -> int:
+        """Return the parameters of a layer's attention, biases and query/key norms included."""
+        if layer in self.without_attention:
+            return 0
+        if self.linear is not None and layer in self.linear.layers:
+            return self.linear.params
+        if self.attention_counts:
+            return self.attention_counts[layer]
+        full = self._full_attention_params if self.latent is None else self._latent_params
+        return full(layer) + self._indexer_params(layer)
+
+    def _full_attention_params(self, layer: int) -> int:
+        h, other = self.hidden_size, self.other_heads
+        heads, kv_heads, width, projections = self.num_heads, self.num_kv_heads, self.head_dim, 2
+        if other is not None and layer in other.layers:
+            heads, kv_heads, width = other.num_heads, other.num_kv_heads, other.head_dim
+            projections -= other.one_projection
+        projections -= self.shared_kv
+        q_width, kv_width = heads * width, kv_heads * width
+        params = h * (q_width + projections * kv_width) + q_width * h
+        params += (q_width + projections * kv_width) * self.qkv_bias + h * self.output_bias
+        params += heads * self.attention_sinks
+        params += h * {"none": 0, "value": q_width, "head": heads}[self.output_gate]
+        norms = {"none": 0, "l2": 0, "head": 2 * width, "full": q_width + kv_width}
         return params + norms[self.qk_norm]
+
+    def _latent_params(self, layer: int) -> int:
+        h, m = self.hidden_size, self.latent
+        assert m is not None
+        query_width = self.num_heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
+        q = h * query_width
+        if m.q_lora_rank is not None:
+            q = (h + 1 + query_width) * m.q_lora_rank
+        down = h * (m.kv_lora_rank + m.qk_rope_head_dim) + m.kv_lora_rank
+        up = m.kv_lora_rank * self.num_heads * (m.qk_nope_head_dim + m.v_head_dim)
+        return q + down + up + self.num_heads * m.v_head_dim * h
+
+    def _indexer_params(self, layer: int) -> int:
+        """Return the parameters of a layer's indexer: queries, key and its norm, head weights."""
+        found = self.indexer
+        if found is None or not self._computes_index(layer):
+            return 0
+        rank = None if self.latent is None else self.latent.q_lora_rank
+        queries = (rank or self.hidden_size) * found.heads * found.head_dim
+        return queries + (self.hidden_size + 2) * found.head_dim + self.hidden_size * found.heads
+
+    def _computes_index(self, layer: int) -> bool:
+        found = self.indexer
+        if found is None or not self.caches_tokens(layer):
+            return False
+        return found.layers is None or layer in found.layers
+
+    def caches_tokens(self, layer: int) -> bool:
+        """Return whether a layer has attention that keeps a KV cache."""
+        linear = self.linear is not None and layer in self.linear.layers
+        return not linear and layer not in self.without_attention
 
     @property
     def expert_params(self) -> int:
-        """Parameters of one routed expert: gate, up and down projections."""
-        biases = (2 * self.expert_width + self.hidden_size) * self.expert_bias
-        return 3 * self.hidden_size * self.expert_width + biases
+        """Parameters of one routed expert: gate, up and down projections, or up and down."""
+        into = self.ffn_matrices - 1
+        biases = (into * self.expert_width + self.hidden_size) * self.expert_bias
+        return self.ffn_matrices * self.hidden_size * self.expert_width + biases
 
     @property
     def shared_params(self) -> int:
         """Parameters of one layer's shared experts (as one block), without their sigmoid gate."""
-        return 3 * self.hidden_size * self.shared_width
+        return self.ffn_matrices * self.hidden_size * self.shared_width
+
+    @property
+    def dense_params(self) -> int:
+        """Parameters of one dense layer's feed-forward part."""
+        return self.ffn_matrices * self.hidden_size * self.dense_width
 
     @property
     def gate_params(self) -> int:
@@ -293,29 +418,50 @@ class ModelShape(BaseModel):
 
     def layer_common_params(self, layer: int) -> int:
         """Return the number of non-expert parameters of a layer."""
-        params = self.attention_params + 2 * self.norm_params
+        norms = (layer not in self.without_attention) + (layer not in self.without_ffn)
+        params = self.layer_attention_params(layer) + norms * self.norm_params
+        if layer in self.without_ffn:
+            return params
         if layer in self.dense_layers:
-            return params + 3 * self.hidden_size * self.dense_width
+            return params + self.dense_params
         return params + self.shared_params + self.hidden_size * self.shared_gated + self.gate_params
 
     def layer_common_tensors(self, layer: int) -> int:
         """Return the number of non-expert tensors of a layer, which frameworks copy one by one."""
         norms = 2 * (2 if self.norm == "layer" else 1)
-        if self.latent is not None:  # The tensors are q, kv_down, kv_norm, kv_up and o.
-            attention = 5
-        else:
-            attention = 4 + 3 * self.qkv_bias + self.output_bias + self.attention_sinks
-            attention += 2 * (self.qk_norm in ("head", "full"))
+        attention = self._attention_tensors(layer)
+        into = self.ffn_matrices
         if layer in self.dense_layers:
-            return norms + attention + 3
-        shared = 3 + self.shared_gated if self.shared_width else 0
+            return norms + attention + into * (layer not in self.without_ffn)
+        shared = into + self.shared_gated if self.shared_width else 0
         return norms + attention + 1 + self.gate_bias + shared
+
+    def _attention_tensors(self, layer: int) -> int:
+        if layer in self.without_attention:
+            return 0
+        if not self.caches_tokens(layer):
+            return LINEAR_TENSORS
+        indexer = INDEXER_TENSORS * self._computes_index(layer)
+        if self.latent is not None:  # The tensors are q, kv_down, kv_norm, kv_up and o.
+            return 5 + 2 * (self.latent.q_lora_rank is not None) + indexer
+        attention = 4 + 3 * self.qkv_bias + self.output_bias + self.attention_sinks
+        return attention + 2 * (self.qk_norm in ("head", "full")) + indexer
 
     @property
     def common_params(self) -> int:
         """Number of all non-expert parameters."""
         layers = sum(self.layer_common_params(i) for i in range(self.num_layers))
         return self.embedding_params + self.own_head_params + self.norm_params + layers
+
+    @property
+    def active_common_params(self) -> int:
+        """Number of non-expert parameters that one token reads: all but the embedding table."""
+        return self.common_params - self.embedding_params - self.own_head_params + self.head_params
+
+    @property
+    def active_params(self) -> int:
+        """Number of parameters that one token reads: the head's included, the embedding's not."""
+        return self.active_common_params + len(self.moe_layers) * self.top_k * self.expert_params
 
     @property
     def routed_params(self) -> int:
@@ -325,7 +471,7 @@ class ModelShape(BaseModel):
     @property
     def total_params(self) -> int:
         """Number of all parameters, as published."""
-        return self.common_params + self.routed_params
+        return self.common_params + self.routed_params + self.lookup_params
 
     # ------------------------------------------------------------------------- bytes
 
@@ -339,7 +485,8 @@ class ModelShape(BaseModel):
     @property
     def expert_dims(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Dimensions (rows, inputs) of an expert's two matrices: gate over up, and down."""
-        return (2 * self.expert_width, self.hidden_size), (self.hidden_size, self.expert_width)
+        into = (self.ffn_matrices - 1) * self.expert_width
+        return (into, self.hidden_size), (self.hidden_size, self.expert_width)
 
     def common_bytes(self, precision: Precision) -> int:
         """Return the bytes of all non-expert weights at a storage precision."""
@@ -347,14 +494,87 @@ class ModelShape(BaseModel):
 
     @property
     def kv_values_per_token_layer(self) -> int:
-        """Number of values that one token adds to one layer's KV cache."""
+        """Number of values that one token adds to one layer's KV cache.
+
+        Where layers differ it is the mean over all layers, rounded up.
+        """
+        return math.ceil(self._kv_values_per_token / self.num_layers)
+
+    @property
+    def _kv_values_per_token(self) -> float:
+        if not self._mixed:
+            return self.num_layers * self.kv_values_per_token(0)
+        return sum(self.kv_values_per_token(layer) for layer in range(self.num_layers))
+
+    def kv_values_per_token(self, layer: int) -> float:
+        """Return the values that one token adds to a layer's KV cache, if no window bounds it."""
+        if not self.caches_tokens(layer):
+            return 0
+        index = self.indexer.head_dim if self.indexer and self._computes_index(layer) else 0
+        entries = sum(
+            (self._kv_entry(layer) + one.index_values) / one.ratio
+            for one in self.compressed
+            if layer in one.layers
+        )
+        return self._kv_entry(layer) + index + entries
+
+    def _kv_entry(self, layer: int) -> int:
+        """Return the values that one entry of a layer's cache has: keys and values of a token."""
         if self.latent is not None:
             return self.latent.kv_lora_rank + self.latent.qk_rope_head_dim
-        return 2 * self.num_kv_heads * self.head_dim
+        kv_heads, width = self.num_kv_heads, self.head_dim
+        if self.other_heads is not None and layer in self.other_heads.layers:
+            kv_heads, width = self.other_heads.num_kv_heads, self.other_heads.head_dim
+        return (1 if self.shared_kv else 2) * kv_heads * width
 
     def kv_bytes_per_token(self, precision: Precision = "bf16") -> int:
-        """Return the bytes that one token adds to the KV cache of all layers."""
-        return stored_bytes(self.num_layers * self.kv_values_per_token_layer, precision)
+        """Return the bytes that one token adds to the KV cache of all layers.
+
+        Windows do not bound it: `kv_bytes` does that.
+        """
+        return round(self._kv_values_per_token * BITS_PER_WEIGHT[precision] / 8)
+
+    def kv_values(self, layer: int, context: int, read: bool = False) -> int:
+        """Return the values of a layer's KV cache at a context of so many tokens.
+
+        A window bounds them, linear attention has none, and an indexer bounds what is read.
+
+        Args:
+            read: count what attention reads to decode one token, not what the cache holds.
+        """
+        if not self.caches_tokens(layer):
+            return 0
+        entry, seen = self._kv_entry(layer), context
+        if self.window is not None and layer in self.window.layers:
+            seen = min(seen, self.window.size)
+        found, values = self.indexer, 0
+        if found is not None:
+            if self._computes_index(layer):
+                keys = -(-context // found.pool) if read else context
+                values += keys * found.head_dim
+            seen = min(seen, found.top_k) if read else seen
+        for one in self.compressed:
+            if layer in one.layers:
+                entries = context // one.ratio
+                chosen = min(entries, one.top_k) if read and one.top_k else entries
+                values += chosen * entry + entries * one.index_values
+        return values + seen * entry
+
+    def kv_bytes(self, context: int, precision: Precision = "bf16", read: bool = False) -> int:
+        """Return the bytes of all layers' KV cache at a context (`kv_values`)."""
+        values = sum(self.kv_values(layer, context, read) for layer in range(self.num_layers))
+        return stored_bytes(values, precision)
+
+    def state_values(self, layer: int) -> int:
+        """Return the values of a layer's constant state (linear attention), 0 for other layers."""
+        if self.linear is None or layer not in self.linear.layers:
+            return 0
+        return self.linear.state_values + self.linear.conv_values
+
+    def state_bytes(self, precision: Precision = "fp32") -> int:
+        """Return the bytes of one sequence's constant states in all layers."""
+        values = sum(self.state_values(layer) for layer in range(self.num_layers))
+        return stored_bytes(values, precision)
 
 
 class Form(NamedTuple):

@@ -1,0 +1,107 @@
+"""Attention kinds of models of 2026 that a `ModelShape` adds to one kind of full attention.
+
+Linear attention and state-space layers, layers with other heads, an indexer that chooses cached
+tokens, and a cache that compresses several tokens into one entry.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_serializer
+
+
+class Extensible(BaseModel):
+    """Base of models whose newer fields are written only where they are set.
+
+    A model that leaves them at their defaults has the same JSON, and so the same hash, as before
+    these fields existed.
+
+    Attributes:
+        NEWER: the fields that are left out at their default.
+    """
+
+    NEWER: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _omit_unset(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        fields, written = type(self).model_fields, write(self)
+        unset = {key for key in self.NEWER if getattr(self, key) == fields[key].default}
+        return {key: value for key, value in written.items() if key not in unset}
+
+
+class LinearAttention(BaseModel):
+    """Layers whose mixer keeps a state of constant size instead of a KV cache.
+
+    Gated DeltaNet, Kimi delta attention (KDA), Mamba-2 and the like.
+
+    Attributes:
+        kind: name of the mixer.
+        layers: decoder layers that have it.
+        params: parameters of one such mixer, norms included.
+        state_values: values of one layer's recurrent state.
+        conv_values: values of one layer's state of the short convolution.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    layers: tuple[int, ...]
+    params: int = Field(gt=0)
+    state_values: int = Field(ge=0)
+    conv_values: int = Field(default=0, ge=0)
+
+
+class OtherHeads(BaseModel):
+    """Layers whose attention has other heads than the shape's ``num_heads`` and so on.
+
+    Attributes:
+        layers: decoder layers that have these heads.
+        one_projection: keys and values come from one projection; both are cached.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: tuple[int, ...]
+    num_heads: int = Field(gt=0)
+    num_kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    one_projection: bool = False
+
+
+class Indexer(BaseModel):
+    """A small scorer that chooses the cached tokens which attention reads (DSA, QSA).
+
+    Attributes:
+        heads: its query heads.
+        head_dim: values of a head, and of the key that it caches for each token.
+        top_k: cached tokens that attention reads at most.
+        layers: decoder layers that compute scores of their own; None is all with full attention.
+            Other layers use the choice of the layer before.
+        pool: number of tokens whose keys are scored as one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    top_k: int = Field(gt=0)
+    layers: tuple[int, ...] | None = None
+    pool: int = Field(default=1, gt=0)
+
+
+class CompressedCache(BaseModel):
+    """Layers whose cache beyond the window has one entry for each ``ratio`` tokens (DeepSeek-V4).
+
+    Attributes:
+        layers: decoder layers with this ratio.
+        ratio: number of tokens in one entry.
+        index_values: values of an entry's index key, 0 without an indexer.
+        top_k: entries that a token reads at most; None is all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: tuple[int, ...]
+    ratio: int = Field(gt=1)
+    index_values: int = Field(default=0, ge=0)
+    top_k: int | None = Field(default=None, gt=0)
