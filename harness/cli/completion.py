@@ -32,9 +32,9 @@ def _settings(context: Any) -> Iterable[str]:
 
 
 def _models(context: Any) -> Iterable[str]:
-    from moebench.substrate.models.catalogue import model_names
+    from moebench.substrate.models.catalogue import shape_names
 
-    return model_names()
+    return shape_names()
 
 
 def _machines(context: Any) -> Iterable[str]:

@@ -204,14 +204,15 @@ def _policies() -> list[dict[str, Any]]:
 
 
 def _models() -> list[dict[str, Any]]:
-    from moebench.substrate.models.catalogue import model_names, model_shape, scale_names
+    from moebench.substrate.models.catalogue import model_shape, scale_names, shape_names
 
     rows = []
-    for name in model_names():
+    for name in shape_names():
         shape = model_shape(name)
         rows.append(
             {
                 "model": name, "params_b": f"{shape.total_params / 1e9:.2f}",
+                "active_b": f"{shape.active_params / 1e9:.2f}",
                 "layers": shape.num_layers, "experts": f"{shape.num_experts}, top-{shape.top_k}",
                 "expert_mb_bf16": f"{shape.expert_bytes('bf16') / 1e6:.1f}",
                 "common_gb_bf16": f"{shape.common_bytes('bf16') / 1e9:.2f}",

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from moebench.results.spec import RunSpec, Scoring
 from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.files import brief, read_mapping, read_text, require_file
-from moebench.substrate.models.catalogue import scale_names, scale_path
+from moebench.substrate.models.catalogue import is_computed, scale_names, scale_path
 from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import PromptSet, load
@@ -305,8 +305,13 @@ def weights_path(spec: RunSpec) -> Path:
         return Path(spec.weights)
     if spec.model not in scale_names():
         ours = ", ".join(scale_names())
+        instead = "give real weights with --weights DIR"
+        if not is_computed(spec.model):
+            instead = (
+                "its shape is known, and no forward pass: replay routing with --trace DIR (record, "
+                "import or synthesize it: moebench trace --help)"
+            )
         raise UsageError(
-            f"no scale model of {spec.model} ships yet (there is one of: {ours}); "
-            "give real weights with --weights DIR"
+            f"no scale model of {spec.model} ships yet (there is one of: {ours}); {instead}"
         )
     return scale_path(spec.model)

@@ -18,7 +18,7 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
 from moebench.substrate.files import brief_word
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
-from moebench.substrate.models.catalogue import is_file, model_names, model_shape
+from moebench.substrate.models.catalogue import find_name, is_file, model_shape, shape_names
 from moebench.substrate.models.shape import check_quantises
 from moebench.systems.native.base import NativeSystem
 from moebench.systems.options import build_any, describe, routing_of
@@ -240,10 +240,13 @@ def _model_of_weights(draft: Draft) -> None:
 
 
 def _need_model_and_machine(draft: Draft) -> None:
-    """Refuse a run without a model or a machine."""
+    """Refuse a run without a model or a machine, and give a model its name in the catalogue."""
     for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
         if key not in draft.chosen:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
+    model = draft.chosen["model"]
+    if not is_file(model) and "trace" not in draft.chosen:
+        draft.chosen["model"] = find_name(model)
 
 
 def _replay_recordings(draft: Draft) -> None:
@@ -376,7 +379,7 @@ def _check_batches(draft: Draft) -> None:
 def _check_model(draft: Draft) -> None:
     """Refuse a model or batch size that the system does not support."""
     spec = draft.spec
-    if spec.model not in model_names() and not is_file(spec.model):
+    if not is_file(spec.model) and spec.model not in shape_names():
         return
     shape = model_shape(spec.model)
     if spec.expert_dtype is not None:

@@ -1,5 +1,8 @@
 """Catalogue of full-size models and of their scale models (small trained stand-ins), by name.
 
+Models with a forward pass have a ``config.json`` in ``models/``; of others, ``models-2026.yaml``
+has the shape.  That file also has names and published parameter counts of all.
+
 A folder of scale models holds ``NAME/`` for each, and ``manifest.json``: for each name the SHA-256
 of its files, its size, its training and its measured statistics.
 """
@@ -7,13 +10,19 @@ of its files, its size, its training and its measured statistics.
 import hashlib
 import json
 import os
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from moebench.substrate.errors import CheckpointError, InputError, UnknownNameError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from moebench.substrate.errors import CheckpointError, InputError, UnknownNameError, UsageError
 from moebench.substrate.files import brief, read_yaml
-from moebench.substrate.models.config import read_shape, shape_of
-from moebench.substrate.models.fields import shape_of_fields
+from moebench.substrate.models.config import READERS, read_shape, shape_of
+from moebench.substrate.models.fields import first_line, shape_of_fields
+from moebench.substrate.models.gguf_shape import is_gguf, read_gguf_shape
+from moebench.substrate.models.names import plain, spellings, without_owner
 from moebench.substrate.models.shape import ModelShape
 
 #: Environment variable of a folder whose ``models/`` and ``scale/`` replace those that ship.
@@ -22,6 +31,7 @@ FOLDER_VARIABLE = "MOEBENCH_CATALOGUE"
 _FOLDER = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).parents[1] / "catalogue")
 MODELS = _FOLDER / "models"
 SCALE = _FOLDER / "scale"
+PUBLISHED = _FOLDER / "models-2026.yaml"
 
 #: Files of a scale model's folder.
 SCALE_FILES = ("config.json", "tokenizer.json", "model.safetensors", "training.json")
@@ -37,43 +47,162 @@ _FREE = {
 }  # fmt: skip
 
 
+#: Largest difference between a name's stated size and the published total, as a share of it.
+SIZE_DIFFERENCE = 0.1
+
+
+class Counts(BaseModel):
+    """Published parameters of a model: in total and for one token (10^9), and of one expert.
+
+    Attributes:
+        counts: vocabulary matrices that the active figure includes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    total_b: float
+    active_b: float
+    counts: Literal["neither", "head", "both"]
+    expert: int
+
+
+class PublishedModel(BaseModel):
+    """Entry of ``models-2026.yaml``: names, published counts, source and perhaps a shape.
+
+    Attributes:
+        misfits: published counts that the shape misses by more than 2 %, with the reason.
+        shape: `ModelShape`'s fields; None is a model with a ``config.json`` in the catalogue.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    names: tuple[str, ...] = ()
+    published: Counts
+    misfits: dict[Literal["total", "active"], str] = {}
+    source: str
+    note: str = ""
+    shape: dict[str, Any] | None = None
+
+
 def model_names() -> list[str]:
-    """Return the names of all full-size models in the catalogue."""
+    """Return the names of the full-size models in the catalogue that have a forward pass."""
     return sorted(path.stem for path in MODELS.glob("*.json"))
 
 
+def shape_names() -> list[str]:
+    """Return the names of all full-size models, also of those that are charged only."""
+    others = (name for name, entry in published_models().items() if entry.shape is not None)
+    return sorted({*model_names(), *others})
+
+
+def is_computed(model: str) -> bool:
+    """Return whether moebench has a forward pass of a model, given by name or by a file's path."""
+    if is_file(model) and not is_gguf(model):
+        return True
+    return not is_gguf(model) and model_shape(model).family in READERS
+
+
+@cache
+def published_models() -> Mapping[str, PublishedModel]:
+    """Return names, published counts and shapes of models by their name in the catalogue.
+
+    It is empty where another catalogue has no such file.
+
+    Raises InputError: the file has no such entries.
+    """
+    if not PUBLISHED.exists():
+        return {}
+    try:
+        return TypeAdapter(dict[str, PublishedModel]).validate_python(read_yaml(PUBLISHED))
+    except ValidationError as error:
+        raise InputError(f"{PUBLISHED}: {first_line(error)}") from error
+
+
 #: Part of error messages: how to name a model that the catalogue lacks.
-ANOTHER = "any other: --model path/to/config.json, or a .yaml of its shape"
+ANOTHER = "any other: --model path/to/config.json, a .gguf file, or a .yaml of its shape"
 
 
 def is_file(model: str) -> bool:
-    """Return whether a model name is the path of a configuration or shape file."""
-    return model.endswith((".json", ".yaml", ".yml"))
+    """Return whether a model name is the path of a configuration, shape or GGUF file."""
+    return model.endswith((".json", ".yaml", ".yml")) or is_gguf(model)
 
 
-def model_shape(name: str) -> ModelShape:
-    """Return the shape of a model that is given by its catalogue name or by a file's path.
+def find_name(name: str) -> str:
+    """Return the catalogue's name of a model that is given by any published name.
 
-    Args:
-        name: a catalogue name, or the path of a ``config.json``, of its keys as YAML, or of a
-            YAML file with `ModelShape`'s own fields.
+    Case, owner, remarks in parentheses and endings such as ``671B`` or ``-Instruct`` are ignored,
+    but a stated size must be the model's.
 
     Raises:
         UnknownNameError: no such model.
+        UsageError: the name begins several models' names, or states another size.
+    """
+    if name in model_names():
+        return name
+    entries, known = published_models(), shape_names()
+    table = {plain(name): name for name in known}
+    for key, entry in entries.items():
+        if key in known:
+            table |= {text: key for each in entry.names for text in without_owner(each)}
+    for found in spellings(name):
+        key = table.get(found.name, "")
+        if not key:
+            continue
+        total = entries[key].published.total_b if key in entries else None
+        if found.size_b and total and abs(found.size_b / total - 1) > SIZE_DIFFERENCE:
+            raise UsageError(
+                f"model {name!r}: {key} has {total:g} B parameters, not {found.size_b:g} B; see: "
+                "moebench list models"
+            )
+        return key
+    begun = plain(name)
+    several = sorted({key for text, key in table.items() if begun and text.startswith(begun)})
+    if len(several) > 1:
+        raise UsageError(
+            f"unknown model {name!r}: several names begin so; nearest: {', '.join(several)}; "
+            f"see: moebench list models; {ANOTHER}"
+        )
+    raise UnknownNameError("model", name, known, f"see: moebench list models; {ANOTHER}")
+
+
+def find_shape(name: str) -> ModelShape:
+    """Return the shape of a model that is given by any published name (`find_name`).
+
+    Raises UsageError: the name is unknown or ambiguous.
+    """
+    return _shape_of_name(find_name(name))
+
+
+def _shape_of_name(name: str) -> ModelShape:
+    if name in model_names():
+        return read_shape(MODELS / f"{name}.json")
+    fields = published_models()[name].shape
+    assert fields is not None
+    return shape_of_fields(fields, f"{PUBLISHED}: {name}")
+
+
+def model_shape(name: str) -> ModelShape:
+    """Return the shape of a model that is given by its name or by a file's path.
+
+    Args:
+        name: a published name, or the path of a ``config.json``, of its keys as YAML, of a YAML
+            file with `ModelShape`'s own fields, or of a GGUF file (or one part of a split one).
+
+    Raises:
+        UsageError: no such model, or several.
         CheckpointError: the file cannot be read, or holds no shape.
     """
     if name.endswith(".json"):
         return read_shape(Path(name))
+    if is_gguf(name):
+        return read_gguf_shape(Path(name))
     if is_file(name):
         found = read_yaml(Path(name), CheckpointError)
         if not isinstance(found, dict):
             raise CheckpointError(f"{name}: expected `key: value` lines, found {brief(found)}")
         fields = {str(key): value for key, value in found.items()}
         return (shape_of if "model_type" in fields else shape_of_fields)(fields, name)
-    if name not in model_names():
-        hint = f"see: moebench list models; {ANOTHER}"
-        raise UnknownNameError("model", name, model_names(), hint)
-    return read_shape(MODELS / f"{name}.json")
+    return find_shape(name)
 
 
 def scale_names() -> list[str]:
@@ -101,7 +230,7 @@ def check_topology(full: ModelShape, found: ModelShape, where: Path) -> None:
 
     Raises CheckpointError: the shapes differ in another field.
     """
-    wanted, has = ({**s.model_dump(), "shared": s.shared_width > 0} for s in (full, found))
+    wanted, has = ({**dict(s), "shared": s.shared_width > 0} for s in (full, found))
     for field, value in wanted.items():
         if field not in _FREE and has[field] != value:
             raise CheckpointError(
