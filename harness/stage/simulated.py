@@ -9,7 +9,7 @@ from moebench.results.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.runtime import Runtime, Supports
 from moebench.substrate.engine.system import System
-from moebench.substrate.machines.costs import CostModel
+from moebench.substrate.machines.costs import CostModel, HostProducts
 from moebench.substrate.machines.measured_costs import cost_model
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
@@ -52,7 +52,7 @@ class SimulatedKind:
             pinned=runtime.pinned_copies,
             module_hooks=runtime.module_hooks,
             fused_experts=system.assign.whole_layers(request.full),
-            host_kernels=runtime.host_kernels,
+            host=HostProducts(runtime.host_kernels),
             prediction_python=runtime.prediction_python,
             parallel_reads=runtime.parallel_reads,
             forms=runtime.forms,

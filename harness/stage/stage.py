@@ -127,6 +127,10 @@ def on_this_computer(
     return Supports(
         where="--machine local",
         forms=False,
-        only={"reads_unfinished": (False, finished), "module_hooks": (False, hookless)}
+        only={
+            "reads_unfinished": (False, finished),
+            "module_hooks": (False, hookless),
+            "host_together": (False, "computes each expert on the host by itself"),
+        }
         | {name: (value, takes) for name, value in allowed.items()},
     )

@@ -87,6 +87,8 @@ class Engine:
         self._lossless = system.lossless
         self._whole_layers = system.assign.whole_layers(model.shape)
         self._synchronises = system.synchronises
+        #: A record on the disk is read for an expert of its own.
+        self._host_together = system.host_together and machine.host_memory is None
         self._reads_unfinished = system.reads_unfinished
         self._several = cache.forms > 1
         self._reads_hidden = system.reads_hidden
@@ -324,6 +326,8 @@ class Engine:
         # A layer routed ahead is not waited for at its gate, so that attention may still run.
         after = (self._attended,) if now.ahead else ()
         ops, forms = self._ops, now.forms
+        if self._host_together and plan.host and not (plan.deferred or now.ahead or forms):
+            return HostWork([ops.host_experts(layer, plan.host, [rows[e] for e in plan.host])], ())
         due += [ops.host_expert(layer, e, rows[e], after, form=forms.get(e, 0)) for e in plan.host]
         if not plan.deferred:
             return HostWork(due, ())

@@ -115,6 +115,17 @@ class Operations:
         span = self._machine.submit(op, _HOST, after, work, layer, op.experts, early, form)
         return self._machine.submit(_RETURN_OPS[layer, expert, rows, 0], _D2H, (span,))
 
+    def host_experts(self, layer: int, experts: Sequence[int], rows: Sequence[int]) -> Span:
+        """Submit several experts on the host as one operation; return the output's transfer.
+
+        Args:
+            rows: of each expert.  The output has one row for each of the pass, at most their sum.
+        """
+        op = Op(_EXPERT, layer, tuple(rows), tuple(experts))
+        work = self._model.compute_on_host
+        span = self._machine.submit(op, _HOST, (), work, layer, op.experts, False, 0)
+        return self._machine.submit(op_of(_RETURN, layer, (max(rows),)), _D2H, (span,))
+
     # ------------------------------------------------------------------ predictions
 
     def predict(
@@ -244,6 +255,11 @@ class DividedOperations(Operations):
         """Submit one expert on the host, after sending the layer's state to the device."""
         self._send()
         return super().host_expert(layer, expert, rows, after, early, form)
+
+    def host_experts(self, layer: int, experts: Sequence[int], rows: Sequence[int]) -> Span:
+        """Submit several experts on the host, after sending the layer's state to the device."""
+        self._send()
+        return super().host_experts(layer, experts, rows)
 
     def _send(self) -> None:
         if self._on_host is not None:

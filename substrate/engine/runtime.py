@@ -37,6 +37,8 @@ class Runtime:
         prediction_python: a prediction that runs the next layer's attention pays the Python of a
             layer, under software that pays it (`Software.layer`).
         forms: the forms in which the system holds records; form 0 is the whole record.
+        host_together: a simulated host computes a layer's experts as one operation, with one
+            hand-over, as the graph of a C++ engine does.
     """
 
     overlap: bool = True
@@ -51,6 +53,7 @@ class Runtime:
     host_kernels: HostKernels = "unpacking"
     prediction_python: bool = True
     forms: tuple[Form, ...] = (Form(),)
+    host_together: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,8 @@ class System:
         alpha: how far routing may go from the model's own choice (SMoE's α), where it has an α.
         all_resident: everything must fit on the device: no offloading, for comparison.
         overlap, blocking_copies, parallel_reads, synchronises, reads_unfinished, pinned_copies,
-            expert_precision, host_experts, module_hooks, host_kernels, prediction_python: see
+            expert_precision, host_experts, module_hooks, host_kernels, prediction_python,
+            host_together: see
             `Runtime`.
     """
 
@@ -64,6 +65,7 @@ class System:
     module_hooks: bool = False
     host_kernels: HostKernels = "unpacking"
     prediction_python: bool = True
+    host_together: bool = False
 
     def __post_init__(self) -> None:
         """Check options that no policy checks."""

@@ -8,7 +8,7 @@ the lanes; it depends on the profile's kind of software.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.machines.profile import HardwareProfile
@@ -29,17 +29,44 @@ NETWORK_VALUE_BYTES, NETWORK_LAUNCHES = 4, 3
 EXPERT_TENSORS, FUSED_TENSORS = 3, 2
 
 
+def _nearest(stored_as: Precision | ExpertDtype | float) -> str:
+    """Return the named precision whose kernels multiply weights of so many bits."""
+    if not isinstance(stored_as, float):
+        return stored_as
+    limits = ((3.5, "2bit"), (7.0, "4bit"), (9.0, "int8"))
+    return next((name for most, name in limits if stored_as <= most), "bf16")
+
+
+class HostProducts(NamedTuple):
+    """How the host multiplies weights.
+
+    Attributes:
+        kernels: of quantised weights.  torch's own packed products (`ExpertDtype`) are fused.
+        threads: that multiply; None is one a core.  They limit products of weights whose bits are
+            given as a number, where the profile has the rate of a core.
+        rate: of the experts' format on a core, over that of plain 4-bit blocks.
+    """
+
+    kernels: HostKernels = "unpacking"
+    threads: int | None = None
+    rate: float = 1.0
+
+
+#: PyTorch's own way.
+UNPACKING = HostProducts()
+
+
 class CostModel:
     """Prices operations of one model on one hardware profile, in ns.
 
     Args:
-        precision: of all weights, unless ``expert_precision`` says otherwise of routed experts.
+        precision: of all weights, unless ``expert_precision`` says otherwise of routed experts; a
+            number is bits per weight, as GGUF files mix them.
         pinned: whether experts are copied from page-locked host memory; None is the profile's own.
         module_hooks: each tensor off the device is copied on its own, by a hook of its module.
         fused_experts: a layer's routed experts are one module with tensors shared by all of them.
         forms: the forms of expert records.
-        host_kernels: how quantised weights are multiplied on the host.  torch's own packed products
-            (`ExpertDtype`) are fused.
+        host: how the host multiplies weights.
         prediction_python: a prediction that runs the next layer's attention pays a layer's Python.
 
     Attributes:
@@ -51,16 +78,17 @@ class CostModel:
     synchronous = False
 
     def __init__(
-        self, profile: HardwareProfile, shape: ModelShape, precision: Precision, *,
-        expert_precision: Precision | ExpertDtype | None = None, pinned: bool | None = None,
+        self, profile: HardwareProfile, shape: ModelShape, precision: Precision | float, *,
+        expert_precision: Precision | ExpertDtype | float | None = None,
+        pinned: bool | None = None,
         module_hooks: bool = False, fused_experts: bool = False, forms: Sequence[Form] = (Form(),),
-        host_kernels: HostKernels = "unpacking", prediction_python: bool = True,
+        host: HostProducts = UNPACKING, prediction_python: bool = True,
     ) -> None:  # fmt: skip
         self.profile = profile
         self.shape = shape
-        self.precision: Precision = precision
-        self.expert_precision: Precision | ExpertDtype = expert_precision or precision
-        gpu, host, software = profile.gpu, profile.host, profile.software
+        self.precision: Precision | float = precision
+        self.expert_precision: Precision | ExpertDtype | float = expert_precision or precision
+        gpu, software = profile.gpu, profile.software
         stored_as = self.expert_precision
         self.form_bytes = tuple(form.record_bytes(shape, stored_as) for form in forms)
         self.record_bytes = self.form_bytes[0]
@@ -68,17 +96,7 @@ class CostModel:
         self._large = gpu.bandwidth.bytes_per_s * gpu.large_read_efficiency.ratio / 1e9
         self._small = gpu.bandwidth.bytes_per_s * gpu.small_read_efficiency.ratio / 1e9
         self._flops = gpu.tensor_bf16.flops_per_s * gpu.tensor_efficiency.ratio / 1e9
-        self._host_bytes = host.gemv_bandwidth.bytes_per_s / 1e9
-        self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
-        #: By quantised precision, the share of the host's bandwidth that fused kernels reach.
-        self._fused_share = {
-            "int8": software.host_fused_8bit.ratio,
-            "4bit": software.host_fused_4bit.ratio,
-            "int4": software.host_fused_4bit.ratio,
-            "2bit": software.host_fused_2bit.ratio,
-        }
-        self._host_kernels = host_kernels
-        self._unpacking = software.host_unpacking.ratio
+        self._set_host(host)
         efficiency = profile.link.in_engine_efficiency.ratio
         #: Bytes that the link to the device copies in one nanosecond.
         self.h2d_bytes_per_ns = profile.link.h2d(pinned).bytes_per_s * efficiency / 1e9
@@ -107,11 +125,6 @@ class CostModel:
         }
         #: The same of a prediction that runs the next layer's attention.
         self._predict_python_ns = self._python_ns[OpKind.ATTEND] if prediction_python else 0
-        #: Time in which the host receives an expert; PyTorch dispatches its operators there, too.
-        self._handoff_ns = float(host.handoff.ns)
-        pytorch = software.expert.ns and host_kernels == "unpacking"
-        if pytorch and not host.gemv_holds_dispatch:
-            self._handoff_ns += self._launch_ns[OpKind.EXPERT]
         #: Control thread's time to submit a copy or a host expert.
         self.copy_submit_ns = software.copy_submit.ns
         self._hooks = module_hooks
@@ -130,6 +143,33 @@ class CostModel:
         self.waits_each_layer = software.waits_each_layer
         #: The share of the device's speed that is lost while records are copied.
         self.lost_beside_copies = 0.0
+
+    def _set_host(self, products: HostProducts) -> None:
+        """Set the rates of the host."""
+        host, software = self.profile.host, self.profile.software
+        self._host_bytes = host.gemv_bandwidth.bytes_per_s / 1e9
+        self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
+        #: The share of the host's bandwidth that fused kernels reach, by precision or highest bits.
+        self._fused_share = {
+            "int8": software.host_fused_8bit.ratio,
+            "4bit": software.host_fused_4bit.ratio,
+            "int4": software.host_fused_4bit.ratio,
+            "2bit": software.host_fused_2bit.ratio,
+        }
+        #: Weights that the host multiplies with one row in one ns, by experts or others.
+        self._host_weights: dict[bool, float] = {}
+        if host.core_rate is not None:
+            cores = products.threads or host.cores.count
+            rate = cores * host.core_rate.per_s / 1e9
+            self._host_weights = {True: rate * products.rate, False: rate}
+        self._host_kernels = products.kernels
+        self._unpacking = software.host_unpacking.ratio
+        #: Time in which the host receives a task, and in which PyTorch dispatches the operators of
+        #: an expert there.
+        self._handoff_ns = float(host.handoff.ns)
+        dispatches = software.expert.ns and products.kernels == "unpacking"
+        launches = software.launches_expert.count * software.launch.ns
+        self._dispatch_ns = launches if dispatches and not host.gemv_holds_dispatch else 0
 
     # ------------------------------------------------------------------ lanes
 
@@ -221,17 +261,31 @@ class CostModel:
             params = sum(a * b + b for a, b in pairwise(op.network))
             size = params * NETWORK_VALUE_BYTES
             return max(size / self._host_bytes, 2 * params * op.rows[0] / self._host_flops)
-        handoff = self._handoff_ns if op.kind is OpKind.EXPERT else self.profile.host.handoff.ns
         time = self._attention(op, self._host_bytes, self._host_flops)
-        for params, rows in self._weights(op):
+        weights = self._weights(op)
+        expert = op.kind is OpKind.EXPERT
+        dispatches = len(op.rows) * self._dispatch_ns if expert else 0
+        time += dispatches + self._handoff_ns * (1 if expert else len(weights))
+        for params, rows in weights:
             flops = 2 * params * rows / self._host_flops
-            time += handoff + max(self._host_read(op, params), flops)
+            if rows == 1 and self._threads_limit(op):  # the rate of a core says it already
+                flops = 0
+            time += max(self._host_read(op, params), flops)
         return time
+
+    def _threads_limit(self, op: Op) -> bool:
+        """Return whether the rate of the host's cores limits products with an op's weights."""
+        stored_as = self.expert_precision if op.kind is OpKind.EXPERT else self.precision
+        return isinstance(stored_as, float) and bool(self._host_weights)
 
     def _host_read(self, op: Op, params: int) -> float:
         """Return the time in which the host reads weights for a product, in ns."""
-        stored_as = self.expert_precision if op.kind is OpKind.EXPERT else self.precision
-        share = self._fused_share.get(stored_as)
+        expert = op.kind is OpKind.EXPERT
+        stored_as = self.expert_precision if expert else self.precision
+        if self._threads_limit(op):
+            size = self._stored(op, params)
+            return max(size / self._host_bytes, params / self._host_weights[expert])
+        share = self._fused_share.get(_nearest(stored_as))
         if share is None:  # not quantised
             return self._stored(op, params) / self._host_bytes
         if self._host_kernels == "fused" or stored_as in get_args(ExpertDtype):
@@ -259,8 +313,30 @@ class CostModel:
     def _attention_work(self, op: Op) -> tuple[int, int]:
         """Return the bytes of the KV cache that are read and the FLOPs of scores; 0 without."""
         s = self.shape
+        if s.bounds_context and op.context:
+            cache, pairs = self._bounded(op)
+            return cache, 4 * pairs * s.num_heads * s.head_dim
         cache = op.context * s.kv_values_per_token_layer * ACTIVATION_BYTES
         return cache, 4 * op.pairs * s.num_heads * s.head_dim
+
+    def _bounded(self, op: Op) -> tuple[int, int]:
+        """Return the bytes of cache and state that are read, and the products of queries and keys.
+
+        Both are means over layers, whose windows, indexers and linear attention bound them.
+        """
+        s, decodes = self.shape, op.pairs == op.context
+        texts = op.rows[0] if op.kind is OpKind.ATTEND and decodes else 1
+        context = -(-op.context // texts)
+        layers = range(s.num_layers)
+        values = texts * sum(s.kv_values(layer, context, read=True) for layer in layers)
+        cache = values * ACTIVATION_BYTES + texts * s.state_bytes()
+        window = s.window
+        pairs = sum(
+            min(op.pairs, op.rows[0] * window.size)
+            if window is not None and layer in window.layers else op.pairs
+            for layer in layers if s.caches_tokens(layer)
+        )  # fmt: skip
+        return round(cache / s.num_layers), round(pairs / s.num_layers)
 
     def _attention(self, op: Op, bytes_per_ns: float, flops_per_ns: float) -> float:
         """Return the time of reading the KV cache or computing scores; 0 for other operations."""

@@ -33,6 +33,7 @@ from moebench.substrate.machines.quantity import (
     Quantity,
     Ratio,
     Time,
+    WeightRate,
 )
 
 #: Numbers of a kind of software that few runs use: those with quantised experts on the host, and
@@ -88,6 +89,9 @@ class Host(Inert):
     peak_fp32: Compute
     gemm_efficiency: Efficiency
     handoff: Time  #: giving one task to the host's threads
+    #: Quantised weights that one core multiplies with one row, by fused kernels; None if only the
+    #: memory's bandwidth is known to limit them.
+    core_rate: WeightRate | None = None
     #: Whether ``gemv_bandwidth`` was inferred from the time of an expert, which holds its dispatch.
     gemv_holds_dispatch: StrictBool = False
     idle_power: Power | None = None  #: None if unknown: then energy is not reported

@@ -97,6 +97,10 @@ FIELDS = {
         "TPOT of such systems: giving a task to the host's threads",
         "time from handing over an empty task to its end",
     ),
+    "host.core_rate": Field(
+        "TPOT of engines whose weights have any number of bits: what a core multiplies",
+        "a product of quantised weights with one row, by one thread of such an engine",
+    ),
     "host.idle_power": Field("energy while the host waits", "turbostat, RAPL: package power"),
     "host.full_power": Field("energy while it computes", "data sheet: TDP"),
     "disk.queue1_bandwidth": Field(

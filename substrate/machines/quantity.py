@@ -124,6 +124,19 @@ class Compute(Quantity):
         return self._base
 
 
+class WeightRate(Quantity):
+    """Weights that are multiplied with one row per second, whatever bytes they take."""
+
+    UNITS = {"Gweights/s": 1e9}
+    LEAST = 1e6
+    MOST = 1e15
+
+    @property
+    def per_s(self) -> float:
+        """The rate in weights per second."""
+        return self._base
+
+
 class Memory(Quantity):
     """A capacity in whole bytes; GB is 1e9, GiB is 2**30."""
 

@@ -215,7 +215,8 @@ class SimulatedMachine:
         if self.host_memory is not None:
             self.host_memory.used(op, span)
         took = span.end_ns - (began or span).start_ns  # type: ignore[operator]
-        self._measured.on_host(took, op.rows[0], first=op.layer != self._host_layer)
+        each = took / len(op.rows)
+        self._measured.on_host(each, op.rows[0], first=op.layer != self._host_layer)
         self._host_layer = op.layer
         return span
 

@@ -310,6 +310,11 @@ class ModelShape(Extensible):
         return any(kinds) or bool(self.without_attention) or bool(self.compressed)
 
     @property
+    def bounds_context(self) -> bool:
+        """Whether the attention of some layers reads other parts of the context than of others."""
+        return self._mixed or self.window is not None
+
+    @property
     def attention_params(self) -> int:
         """Parameters of one layer's attention; the mean over layers where they differ."""
         if not self._mixed:
@@ -475,9 +480,9 @@ class ModelShape(Extensible):
 
     # ------------------------------------------------------------------------- bytes
 
-    def expert_bytes(self, precision: Precision | ExpertDtype) -> int:
-        """Return the bytes of one routed expert at a storage precision."""
-        if precision in BITS_PER_WEIGHT:
+    def expert_bytes(self, precision: Precision | ExpertDtype | float) -> int:
+        """Return the bytes of one routed expert at a storage precision, or at bits per weight."""
+        if isinstance(precision, float) or precision in BITS_PER_WEIGHT:
             return stored_bytes(self.expert_params, cast(Precision, precision))
         stored_as = cast(ExpertDtype, precision)
         return sum(packed_bytes(*dims, stored_as) for dims in self.expert_dims)
@@ -488,7 +493,7 @@ class ModelShape(Extensible):
         into = (self.ffn_matrices - 1) * self.expert_width
         return (into, self.hidden_size), (self.hidden_size, self.expert_width)
 
-    def common_bytes(self, precision: Precision) -> int:
+    def common_bytes(self, precision: Precision | float) -> int:
         """Return the bytes of all non-expert weights at a storage precision."""
         return stored_bytes(self.common_params, precision)
 
@@ -599,14 +604,19 @@ class Form(NamedTuple):
         """Whether it is the whole record in the run's own precision."""
         return self.dtype is None and self.share == 1.0
 
-    def record_bytes(self, shape: ModelShape, stored_as: Precision | ExpertDtype) -> int:
+    def record_bytes(self, shape: ModelShape, stored_as: Precision | ExpertDtype | float) -> int:
         """Return the bytes of one record, where the run stores experts as ``stored_as``."""
         return round(shape.expert_bytes(self.dtype or stored_as) * self.share)
 
 
-def stored_bytes(params: int, precision: Precision) -> int:
-    """Return the bytes of ``params`` weights at a precision, rounded to the nearest byte."""
-    return round(params * BITS_PER_WEIGHT[precision] / 8)
+def stored_bytes(params: int, precision: Precision | float) -> int:
+    """Return the bytes of ``params`` weights at a precision or bits per weight, rounded."""
+    return round(params * bits_per_weight(precision) / 8)
+
+
+def bits_per_weight(precision: Precision | float) -> float:
+    """Return the bits of a stored weight; a number of bits is returned as it is."""
+    return precision if isinstance(precision, float) else BITS_PER_WEIGHT[precision]
 
 
 def group_of(inputs: int) -> int:

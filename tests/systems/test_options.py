@@ -155,6 +155,7 @@ def test_a_description_names_every_decision_and_option():
         "module_hooks": "False",
         "host_kernels": "unpacking",
         "prediction_python": "True",
+        "host_together": "False",
         "place": "by-id",
         "route": "expert-cache",
         "route.pick": "best",

@@ -6,7 +6,7 @@ import pytest
 
 from moebench.harness.conformance.invariants import check_order
 from moebench.substrate.engine.decisions import Fetch, fetches, split
-from moebench.substrate.machines.costs import CostModel
+from moebench.substrate.machines.costs import CostModel, HostProducts
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.systems.policies.assign import HostAll, LoadAll
@@ -309,7 +309,7 @@ def test_pinned_copies_and_expert_precision_are_the_cost_models():
         assert costs.h2d_bytes_per_ns == pytest.approx(per_ns)
     assert own.h2d_bytes_per_ns in (pinned.h2d_bytes_per_ns, pageable.h2d_bytes_per_ns)
     # Experts are stored, moved and read at their own precision, all other weights at the run's.
-    small = CostModel(profile, shape, "bf16", expert_precision="4bit", host_kernels="fused")
+    small = CostModel(profile, shape, "bf16", expert_precision="4bit", host=HostProducts("fused"))
     assert own.record_bytes == 2 * 3 * 4096 * 14336
     assert small.record_bytes < 0.3 * own.record_bytes
     load, expert = Op(OpKind.LOAD, 0, (), (0,)), Op(OpKind.EXPERT, 0, (1,), (0,))

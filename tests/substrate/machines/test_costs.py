@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.substrate.machines.costs import FUSED_TENSORS, CostModel
-from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.costs import FUSED_TENSORS, CostModel, HostProducts
+from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.machines.profile_ranges import moved
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
+from moebench.substrate.machines.quantity import WeightRate
 from moebench.substrate.models.catalogue import model_shape
 
 A6000 = load_profile("a6000")
@@ -59,9 +60,9 @@ def test_the_parts_of_a_layer_on_the_device():
     assert ns(OpKind.PREDICT, context=1000) == round(weights + cached + gate)
 
 
-def test_experts_of_one_operation_add_up():
+def test_experts_of_one_operation_add_up_and_are_handed_over_once():
     assert ns(OpKind.EXPERT, rows=(1, 1, 1)) == round(3 * EXPERT_BYTES / LARGE)
-    assert ns(OpKind.EXPERT, Lane.HOST, (1, 1)) == round(2 * (20_000 + EXPERT_BYTES / 78))
+    assert ns(OpKind.EXPERT, Lane.HOST, (1, 1)) == round(20_000 + 2 * EXPERT_BYTES / 78)
 
 
 def test_many_rows_are_bound_by_arithmetic():
@@ -114,7 +115,7 @@ def test_eager_software_dispatches_an_experts_operators_on_the_host_too():
         more = eager.ns(expert, Lane.HOST) - lean.ns(expert, Lane.HOST)
         assert more == pytest.approx(dispatches, abs=1)
         profile = load_profile(machine, "hf-eager")
-        fused = CostModel(profile, QWEN, "bf16", host_kernels="fused")  # one call of C++ code
+        fused = CostModel(profile, QWEN, "bf16", host=HostProducts("fused"))  # one call of C++ code
         assert fused.ns(expert, Lane.HOST) == lean.ns(expert, Lane.HOST)
         assert eager.ns(attention, Lane.HOST) == lean.ns(attention, Lane.HOST)
 
@@ -142,7 +143,7 @@ def test_a_prediction_that_runs_attention_pays_the_python_of_a_layer():
 )  # fmt: skip
 def test_quantised_experts_on_the_host_cost_what_its_kernels_do(precision, kernels, gb_s):
     """``gb_s``: weights, each as one bit, that the host multiplies in a nanosecond."""
-    costs = CostModel(A6000, QWEN, "bf16", expert_precision=precision, host_kernels=kernels)
+    costs = CostModel(A6000, QWEN, "bf16", expert_precision=precision, host=HostProducts(kernels))
     took = costs.ns(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST) - 20_000
     assert took == pytest.approx(EXPERT_PARAMS / 8 / gb_s, rel=1e-4)
     # The rest of the model has another precision, and the device its own kernels.
@@ -151,7 +152,7 @@ def test_quantised_experts_on_the_host_cost_what_its_kernels_do(precision, kerne
 
 def test_torchs_packed_experts_are_fused_whatever_the_system():
     for kernels in ("fused", "unpacking"):
-        costs = CostModel(A6000, QWEN, "bf16", expert_precision="int8", host_kernels=kernels)
+        costs = CostModel(A6000, QWEN, "bf16", expert_precision="int8", host=HostProducts(kernels))
         took = costs.ns(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST) - 20_000
         assert took == round(costs.record_bytes / (78 * 0.95))
 
@@ -380,3 +381,70 @@ def test_a_hook_brings_each_tensor_of_a_streamed_layer_by_itself():
     assert hooked.ns(stream, Lane.H2D) - COSTS.ns(stream, Lane.H2D) == (14 - 1) * 2_500
     assert hooked.control_ns(stream, Lane.H2D) == 14 * 66_000
     assert COSTS.control_ns(stream, Lane.H2D) == 6_000
+
+
+# ------------------------------------------------------------------------- files of mixed formats
+
+
+def composed(core_rate: float | None) -> HardwareProfile:
+    number = {"value": core_rate, "unit": "Gweights/s", "source": "hand", "badge": "estimate"}
+    rate = None if core_rate is None else WeightRate.model_validate(number)
+    host = A6000.host.model_copy(update={"core_rate": rate})
+    return A6000.model_copy(update={"host": host})
+
+
+@pytest.mark.parametrize(
+    ("threads", "bits", "rate", "weights_per_ns"),
+    [
+        (2, 4.5, 1.0, 16),  # two cores of 8 weights a ns
+        (2, 4.5, 0.5, 8),  # codebook formats take a core twice as long
+        (64, 4.5, 1.0, 78 * 8 / 4.5),  # the memory's 78 GB/s
+        (64, 8.5, 1.0, 78 * 8 / 8.5),
+        (64, 2.0, 1.0, 312),  # two bits are no faster than the memory allows, nor the kernels
+    ],
+)
+def test_threads_and_the_memory_limit_products_on_the_host(
+    threads: int, bits: float, rate: float, weights_per_ns: float
+) -> None:
+    use = HostProducts("fused", threads, rate)
+    costs = CostModel(composed(8.0), QWEN, 5.0, expert_precision=bits, host=use)
+    assert costs.record_bytes == round(EXPERT_PARAMS * bits / 8)
+    took = costs.ns(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST) - 20_000
+    assert took == pytest.approx(EXPERT_PARAMS / weights_per_ns, rel=1e-4)
+
+
+@given(st.integers(1, 128), st.floats(1.5, 16.0), st.floats(1.0, 40.0))
+def test_more_threads_or_faster_cores_never_make_the_host_slower(
+    threads: int, bits: float, core_rate: float
+) -> None:
+    op = Op(OpKind.EXPERT, 0, (1,), (0,))
+
+    def took(threads: int, core_rate: float) -> int:
+        use = HostProducts("fused", threads)
+        profile = composed(core_rate)
+        return CostModel(profile, QWEN, 16.0, expert_precision=bits, host=use).ns(op, Lane.HOST)
+
+    assert took(threads + 1, core_rate) <= took(threads, core_rate)
+    assert took(threads, core_rate * 1.5) <= took(threads, core_rate)
+    memory_ns = EXPERT_PARAMS * bits / 8 / 78
+    assert took(threads, core_rate) >= memory_ns + 20_000 - 1
+
+
+def test_without_a_cores_rate_bits_take_the_share_of_the_nearest_precision() -> None:
+    for bits, share in ((2.6, 0.6), (4.5, 0.78), (8.5, 0.95), (16.0, 1.0)):
+        costs = CostModel(A6000, QWEN, bits, host=HostProducts("fused"))
+        took = costs.ns(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST) - 20_000
+        assert took == pytest.approx(EXPERT_PARAMS * bits / 8 / (78 * share), rel=1e-4)
+
+
+def test_windows_bound_what_attention_reads() -> None:
+    oss = model_shape("gpt-oss-20b")  # every second layer has a window of 128 positions
+    costs = CostModel(A6000, oss, "bf16")
+    size, _ = costs.work(Op(OpKind.ATTEND, 0, (1,), (), 8000, 8000))
+    weights = 2 * (oss.attention_params + oss.norm_params)
+    assert size - weights == (8000 + 128) / 2 * 2 * 8 * 64 * 2
+    both, _ = costs.work(Op(OpKind.ATTEND, 0, (2,), (), 16000, 16000))
+    assert both - weights == 2 * (size - weights)
+    _, flops = costs.work(Op(OpKind.ATTEND, 0, (1000,), (), 1000, 500_500))
+    products = 2 * (oss.attention_params + oss.norm_params) * 1000
+    assert flops - products == 4 * (500_500 + 128_000) / 2 * 64 * 64
