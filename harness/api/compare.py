@@ -18,7 +18,7 @@ from moebench.results.samples import TokenSample, read_samples
 from moebench.results.store import Store
 from moebench.results.store_hints import DEFAULT_STORE, in_store
 from moebench.substrate.errors import MoeBenchError, UsageError
-from moebench.substrate.models.catalogue import model_names, model_shape
+from moebench.substrate.models.catalogue import model_shape, shape_names
 from moebench.systems.options import build_any
 from moebench.systems.registry import needs_import
 
@@ -171,7 +171,7 @@ def stated() -> dict[str, dict[str, Any]]:
 def _why_not(spec: Mapping[str, Any], place: Mapping[str, Any]) -> str | None:
     """Return why a spec's system does not exist for the model and batch of another spec."""
     overrides = spec.get("overrides") or {}
-    if place["model"] not in model_names() or needs_import(spec["system"], overrides):
+    if place["model"] not in shape_names() or needs_import(spec["system"], overrides):
         return None
     try:
         system = build_any(spec["system"], overrides, spec.get("variant") or "published")

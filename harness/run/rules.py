@@ -245,7 +245,7 @@ def _need_model_and_machine(draft: Draft) -> None:
         if key not in draft.chosen:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
     model = draft.chosen["model"]
-    if not is_file(model) and "trace" not in draft.chosen:
+    if not is_file(model):
         draft.chosen["model"] = find_name(model)
 
 

@@ -227,6 +227,8 @@ class _Cursor:
     def _value(self, kind: int) -> Value:
         if kind in _NUMBERS:
             found: Value = self._number(_NUMBERS[kind])
+            if _NUMBERS[kind] == "f":  # 1e-6 is stored as 9.99999997e-7.
+                return float(f"{found:.7g}")
             return found
         if kind == _STRING:
             return self._text_or_length()

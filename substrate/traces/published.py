@@ -15,7 +15,7 @@ import numpy as np
 
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.files import brief, read_array, read_arrays, read_mapping, whole
-from moebench.substrate.models.catalogue import model_names, model_shape
+from moebench.substrate.models.catalogue import model_shape, shape_names
 from moebench.substrate.traces.checks import MOST, check_experts, check_range, check_scores
 from moebench.substrate.traces.file import MOST_EXPERTS, Header, IdsOrder, TraceFile
 from moebench.substrate.traces.writer import writing
@@ -260,7 +260,7 @@ def _check_candidates(folder: Path, candidates: np.ndarray, ids: np.ndarray, exp
 
 def _check_model(folder: Path, model: str | None, header: Header) -> None:
     """Check a trace's layers and experts against the model's shape; top-k may be smaller."""
-    if model is None and header.model not in model_names():
+    if model is None and header.model not in shape_names():
         return
     shape = model_shape(header.model)
     has, wanted = header.num_moe_layers, len(shape.moe_layers)

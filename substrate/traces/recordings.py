@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moebench.substrate.errors import InputError
-from moebench.substrate.models.catalogue import model_names, model_shape
+from moebench.substrate.models.catalogue import model_shape, shape_names
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import LOOKAHEADS
 from moebench.substrate.traces.file import Header, Prediction, TraceFile
@@ -82,7 +82,7 @@ def recordings(model: str, data_dir: Path) -> list[Recording]:
     folders = [path for path in _folders(data_dir) if _is_of(path, model)]
     found = [r for r in map(_read, folders, [model] * len(folders)) if _fits(r, shape)]
     if not found:
-        known = [m for m in model_names() if any(_is_of(path, m) for path in _folders(data_dir))]
+        known = [m for m in shape_names() if any(_is_of(path, m) for path in _folders(data_dir))]
         raise InputError(
             f"no recorded routing of {model} in {data_dir / FOLDER} (there is of: "
             f"{', '.join(known) or 'no model'}); --routing drawn needs none"
