@@ -18,7 +18,7 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
 from moebench.substrate.files import brief_word
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
-from moebench.substrate.models.catalogue import find_name, is_file, model_shape, shape_names
+from moebench.substrate.models.catalogue import find_name, is_file, model_shape
 from moebench.substrate.models.shape import check_quantises
 from moebench.systems.native.base import NativeSystem
 from moebench.systems.options import build_any, describe, routing_of
@@ -379,8 +379,6 @@ def _check_batches(draft: Draft) -> None:
 def _check_model(draft: Draft) -> None:
     """Refuse a model or batch size that the system does not support."""
     spec = draft.spec
-    if not is_file(spec.model) and spec.model not in shape_names():
-        return
     shape = model_shape(spec.model)
     if spec.expert_dtype is not None:
         check_quantises(shape, spec.expert_dtype)

@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer
 
+#: Largest allowed counts of heads, widths and tokens, and of parameters.
+MOST_WIDTH, MOST_PARAMS = 10**9, 10**13
+
 
 class Extensible(BaseModel):
     """Base of models whose newer fields are written only where they are set.
@@ -46,9 +49,9 @@ class LinearAttention(BaseModel):
 
     kind: str
     layers: tuple[int, ...]
-    params: int = Field(gt=0)
-    state_values: int = Field(ge=0)
-    conv_values: int = Field(default=0, ge=0)
+    params: int = Field(gt=0, le=MOST_PARAMS)
+    state_values: int = Field(ge=0, le=MOST_PARAMS)
+    conv_values: int = Field(default=0, ge=0, le=MOST_PARAMS)
 
 
 class OtherHeads(BaseModel):
@@ -62,9 +65,9 @@ class OtherHeads(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: tuple[int, ...]
-    num_heads: int = Field(gt=0)
-    num_kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
+    num_heads: int = Field(gt=0, le=MOST_WIDTH)
+    num_kv_heads: int = Field(gt=0, le=MOST_WIDTH)
+    head_dim: int = Field(gt=0, le=MOST_WIDTH)
     one_projection: bool = False
 
 
@@ -82,11 +85,11 @@ class Indexer(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    top_k: int = Field(gt=0)
+    heads: int = Field(gt=0, le=MOST_WIDTH)
+    head_dim: int = Field(gt=0, le=MOST_WIDTH)
+    top_k: int = Field(gt=0, le=MOST_WIDTH)
     layers: tuple[int, ...] | None = None
-    pool: int = Field(default=1, gt=0)
+    pool: int = Field(default=1, gt=0, le=MOST_WIDTH)
 
 
 class CompressedCache(BaseModel):
@@ -102,6 +105,6 @@ class CompressedCache(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: tuple[int, ...]
-    ratio: int = Field(gt=1)
-    index_values: int = Field(default=0, ge=0)
-    top_k: int | None = Field(default=None, gt=0)
+    ratio: int = Field(gt=1, le=MOST_WIDTH)
+    index_values: int = Field(default=0, ge=0, le=MOST_WIDTH)
+    top_k: int | None = Field(default=None, gt=0, le=MOST_WIDTH)

@@ -16,6 +16,7 @@ from moebench.substrate.choices import ExpertDtype as ExpertDtype
 from moebench.substrate.choices import Precision as Precision
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.mixers import (
+    MOST_PARAMS,
     CompressedCache,
     Extensible,
     Indexer,
@@ -224,7 +225,7 @@ class ModelShape(Extensible):
     #: One cached vector of each KV head is both key and value.
     shared_kv: bool = False
     #: Parameters of each layer's attention where they are counted from tensors, not from widths.
-    attention_counts: tuple[Whole, ...] = ()
+    attention_counts: tuple[Annotated[Whole, Field(ge=0, le=MOST_PARAMS)], ...] = ()
     #: Matrices of an expert: 2 without a gate projection.  Shared and dense blocks have as many.
     ffn_matrices: Literal[2, 3] = 3
     #: Layers that are a feed-forward part alone, and layers (of ``dense_layers``) without one.
@@ -232,7 +233,7 @@ class ModelShape(Extensible):
     without_ffn: tuple[int, ...] = ()
     #: Parameters of tables of which a token reads a few rows; they are in no other count but the
     #: total, and are kept off the device.
-    lookup_params: Whole = Field(default=0, ge=0)
+    lookup_params: Whole = Field(default=0, ge=0, le=MOST_PARAMS)
 
     @model_validator(mode="after")
     def _consistent(self) -> "ModelShape":
@@ -260,8 +261,6 @@ class ModelShape(Extensible):
             raise ValueError("without_ffn names a layer that is not in dense_layers")
         if self.attention_counts and len(self.attention_counts) != self.num_layers:
             raise ValueError(f"attention_counts has not one number for each of {self.num_layers}")
-        if any(count < 0 for count in self.attention_counts):
-            raise ValueError("attention_counts has a negative number")
         named: dict[str, tuple[int, ...]] = {"without_attention": self.without_attention}
         for kind in ("linear", "other_heads", "indexer", "window"):
             found = getattr(self, kind)
@@ -540,7 +539,7 @@ class ModelShape(Extensible):
         return round(self._kv_values_per_token * BITS_PER_WEIGHT[precision] / 8)
 
     def kv_values(self, layer: int, context: int, read: bool = False) -> int:
-        """Return the values of a layer's KV cache at a context of so many tokens.
+        """Return the values of a layer's KV cache at a context of ``context`` tokens.
 
         A window bounds them, linear attention has none, and an indexer bounds what is read.
 

@@ -319,6 +319,27 @@ def test_settings_without_a_scale_model(name: str, monkeypatch: pytest.MonkeyPat
     assert "--weights DIR" in line
 
 
+@pytest.mark.parametrize(
+    ("model", "name", "instead"),
+    [
+        ("DeepSeek-R1 671B", "deepseek-v3", "no forward pass: replay routing with --trace DIR"),
+        ("qwen3.5-35b-a3b", "qwen3.5-35b-a3b", "replay routing with --trace DIR"),
+        ("gpt-oss-120b", "gpt-oss-120b", "give real weights with --weights DIR"),
+        ("GLM-4.5-Air", "glm-4.5-air", "give real weights with --weights DIR"),
+    ],
+)
+def test_live_run_of_a_shape_without_a_scale_model(model: str, name: str, instead: str) -> None:
+    line = refused("run", "--system", "moe-ondemand", "--model", model, "--machine", "a6000")
+    assert f"no scale model of {name} ships" in line
+    assert instead in line
+
+
+def test_damaged_gguf_file_as_a_model(here: Path) -> None:
+    (here / "m.gguf").write_bytes(b"GGUF")
+    line = refused("run", "--system", "moe-ondemand", "--model", "m.gguf", "--machine", "a6000")
+    assert "m.gguf: ends inside its header (at byte 4); download it again" in line
+
+
 # --------------------------------------------------------------------------- data
 
 

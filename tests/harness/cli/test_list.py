@@ -14,7 +14,7 @@ FIRST_COLUMN = {
     "machines": ("machine", {"a6000", "a6000@daop", "rtx3080ti", "h200", "local"}),
     "workloads": ("workload", {"gsm8k", "arithmetic", "mmlu"}),
     "policies": ("name", {"lru", "expert-cache", "balanced", "by-id", "top-score"}),
-    "models": ("model", {"mixtral-8x7b", "qwen2-57b-a14b", "gpt-oss-20b"}),
+    "models": ("model", {"mixtral-8x7b", "gpt-oss-20b", "deepseek-v3"}),
 }
 
 

@@ -171,7 +171,7 @@ OTHER = {"layers": (1,), "num_heads": 1, "num_kv_heads": 1, "head_dim": 1}
         ({"linear": {**LINEAR, "layers": (1,)}, "other_heads": OTHER}, "another kind"),
         ({"without_ffn": (1,)}, "not in dense_layers"),
         ({"attention_counts": (1, 2, 3)}, "one number for each of 2"),
-        ({"attention_counts": (1, -2)}, "negative"),
+        ({"attention_counts": (1, -2)}, "greater than or equal to 0"),
         ({"compressed": [{"layers": (0, 3), "ratio": 4}]}, "compressed names a layer"),
     ],
 )
