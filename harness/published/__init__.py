@@ -1,0 +1,1 @@
+"""Published measurements: rows that other people measured, and the simulator's predictions."""
