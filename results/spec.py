@@ -155,7 +155,7 @@ class RunSpec(BaseModel):
         help="Setting of a paper; see moebench list settings.",
         part="place", own="always", axis="settings", catalogue="settings")] = None
     machine: Annotated[str, Option(
-        help="Machine: a profile's name, a .yaml file, or local (this computer).",
+        help="Machine: a profile's name, parts, a .yaml file, or local (this computer).",
         part="place", own="always", axis="machines", catalogue="machines", path="may be")]
     software: Annotated[str, Option(
         help="Kind of software to charge for; see moebench list software.",

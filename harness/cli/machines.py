@@ -1,12 +1,15 @@
-"""``moebench machines``: creates, shows, compares and checks hardware profiles."""
+"""``moebench machines``: creates, composes, shows, compares and checks hardware profiles."""
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moebench.harness import console
+from moebench.harness.cli.list import Listing
+from moebench.harness.cli.list import list_ as list_catalogue
 from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, argument, option
 from moebench.results.spec import OPTIONS
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from moebench.substrate.machines.profile import HardwareProfile
 
 app = typer.Typer(
-    help="Hardware profiles: create, show, compare, check against published times, rank by effect.",
+    help="Hardware profiles: create, compose, show, compare, check against published times.",
     no_args_is_help=True,
 )
 
@@ -54,9 +57,58 @@ def init(
     )
 
 
+PartKind = StrEnum("PartKind", "gpus pools processors links disks")
+
+
+@app.command()
+def compose(
+    parts: Annotated[str, argument("Parts of the machine, such as rtx-3090+ryzen-5950x.")],
+    out: Annotated[Path | None, option("File to write, .yaml [print the profile].")] = None,
+    force: Annotated[bool, option("Overwrite an existing file.", "--force")] = False,
+) -> None:
+    """Print or write the profile of a machine made of parts, with the source of every number."""
+    from moebench.harness.machines.composed import as_yaml
+    from moebench.substrate.files import write_text
+    from moebench.substrate.machines.profile import is_file, load_profile
+
+    text = as_yaml(parts)
+    if out is None:
+        print(text, end="")
+        return
+    if not is_file(out.name):
+        raise UsageError(f"--out {out}: allowed: a name that ends in .yaml or .yml")
+    if out.exists() and not force:
+        raise UsageError(f"{out}: is there already; --force writes over it")
+    write_text(out, text)
+    profile = load_profile(str(out))
+    console.say(f"{out}: {profile.description}; then: moebench machines show {out}")
+
+
+@app.command("list")
+def list_(
+    parts: Annotated[bool, option("List parts instead of machines.", "--parts")] = False,
+    kind: Annotated[PartKind | None, option("With --parts: one kind of parts [all].")] = None,
+    json_: JSON = False,
+) -> None:
+    """List the machines of the catalogue, or the parts that machines are made of."""
+    if not parts:
+        if kind is not None:
+            raise UsageError(f"--kind {kind}: a kind of parts; add --parts")
+        list_catalogue(Listing.machines, json=json_)
+        return
+    from moebench.harness.machines.composed import part_rows
+
+    rows = part_rows(kind)
+    if json_:
+        console.print_json(rows)
+        return
+    shown = ["part", "kind", "name", "what", "badge"]
+    console.table("parts", shown, [[str(row[header]) for header in shown] for row in rows])
+
+
 @app.command()
 def show(
-    machine: Annotated[str, argument("Profile's name, or a .yaml file.")],
+    machine: Annotated[str, argument("Profile's name, a .yaml file, or parts.")],
     software: Annotated[str | None, option("Kind of software; see moebench list software.")] = None,
     json_: JSON = False,
 ) -> None:
@@ -95,8 +147,8 @@ def show(
 
 @app.command()
 def diff(
-    first: Annotated[str, argument("Profile's name, or a .yaml file.")],
-    second: Annotated[str, argument("Profile's name, or a .yaml file.")],
+    first: Annotated[str, argument("Profile's name, a .yaml file, or parts.")],
+    second: Annotated[str, argument("Profile's name, a .yaml file, or parts.")],
     software: Annotated[str | None, option("Kind of software; see moebench list software.")] = None,
     json_: JSON = False,
 ) -> None:
@@ -130,6 +182,7 @@ def _stated(profile: "HardwareProfile") -> dict[str, tuple[Any, str]]:
         f"{part}.name": getattr(profile, part).name for part in ("gpu", "link", "host", "disk")
     }
     switches = {
+        "pool": profile.pool,
         "link.pinned": profile.link.pinned,
         "software.waits_each_layer": profile.software.waits_each_layer,
     }
@@ -173,7 +226,7 @@ def components(json_: JSON = False) -> None:
 @app.command()
 @takes(
     *(name for name, option in OPTIONS.items() if "simulated" in option.on),
-    machine=Changed("Profile's name, or a .yaml file."),
+    machine=Changed("Profile's name, a .yaml file, or parts."),
 )
 def sensitivity(
     given: dict[str, Any],

@@ -17,7 +17,7 @@ from moebench.results.spec import DEFAULT_PROMPTS, OPTIONS, WHY, Kind, Routing, 
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
 from moebench.substrate.files import brief_word
-from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
+from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software, machine_name
 from moebench.substrate.models.catalogue import find_name, is_file, model_shape
 from moebench.substrate.models.shape import check_quantises
 from moebench.systems.native.base import NativeSystem
@@ -96,13 +96,15 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
 
 
 def _shorten_paths(draft: Draft) -> None:
-    """Normalise paths, so that ``./m.yaml`` and ``m.yaml`` name one machine."""
+    """Normalise names, so that ``./m.yaml`` and ``m.yaml`` are one machine, and parts too."""
     for key, name in draft.chosen.items():
         if key in OPTIONS and OPTIONS[key].path:
             if not name.strip() or "\0" in name:
                 raise UsageError(f"--{key} {name!r}: expected a name or a path")
             if "/" in name or os.sep in name:
                 draft.chosen[key] = Path(os.path.normpath(name)).as_posix()
+    if "machine" in draft.chosen:
+        draft.chosen["machine"] = machine_name(draft.chosen["machine"])
 
 
 def _find_system(draft: Draft) -> None:

@@ -20,7 +20,9 @@ from pydantic import BaseModel, Field, PrivateAttr, StrictBool, ValidationError,
 from moebench.substrate.choices import DEFAULT_SOFTWARE as DEFAULT_SOFTWARE
 from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
 from moebench.substrate.files import brief, parse_yaml, read_text
+from moebench.substrate.machines.compose import canonical, composed, is_composed
 from moebench.substrate.machines.measured_times import Measured
+from moebench.substrate.machines.parts import nearest
 from moebench.substrate.machines.quantity import (
     Bandwidth,
     Compute,
@@ -164,6 +166,9 @@ class HardwareProfile(Inert):
     software: Software
     calibration: Calibration | None = None
     measured: Measured | None = None  #: times of one model's operations, where there are any
+    #: Device and host share one memory, so nothing has to be offloaded; what the device holds
+    #: counts against the host's memory.
+    pool: StrictBool = False
     #: Numbers of the profile's own software that it does not state, see `SPECIAL`.
     _not_stated: tuple[str, ...] = PrivateAttr(default=())
 
@@ -293,14 +298,16 @@ def load_software(kind: str) -> Software:
 
 
 def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> HardwareProfile:
-    """Load a machine of the catalogue by name, or any file by a path: ``.yaml`` or ``.yml``.
+    """Load a machine of the catalogue by name, of parts, or of a ``.yaml`` or ``.yml`` file.
 
     Args:
+        name_or_path: a name of the catalogue, a list of parts (`compose`), or a path.
         software: the kind of software that runs there.
 
     Raises:
         UnknownNameError: no such machine, or no such kind of software.
-        UsageError: ``local``, which is a machine but not a stored profile.
+        UsageError: ``local``, which is a machine but not a stored profile; or parts that do not
+            exist or do not fit.
         ProfileError: the file cannot be read, is not YAML, or misses or misstates a number.
     """
     if is_file(name_or_path):
@@ -312,7 +319,11 @@ def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> Hardwar
             "allowed: a name from `moebench list machines`, or a path that ends in .yaml or .yml"
         )
     if name_or_path not in known:
-        raise UnknownNameError("machine", name_or_path, [*known, "local"])
+        if is_composed(name_or_path):
+            return _of_parts(canonical(name_or_path), software)
+        similar = nearest(name_or_path, ("gpus", "pools"), 0.75)
+        hint = "parts: moebench machines list --parts" if similar else ""
+        raise UnknownNameError("machine", name_or_path, [*known, "local", *similar], hint)
     path = MACHINES / f"{name_or_path}.yaml"
     return _profile(_text(path), str(path), software)
 
@@ -348,6 +359,21 @@ def _text(path: Path) -> str:
 def _profile(text: str, path: str, software: str) -> HardwareProfile:
     """Return the profile in a file's text; parsing takes 20 ms, and every cell of a sweep asks."""
     return HardwareProfile.from_mapping(_parsed(text, path), path, software)
+
+
+@lru_cache
+def _of_parts(text: str, software: str) -> HardwareProfile:
+    return HardwareProfile.from_mapping(composed(text), f"machine {text}", software)
+
+
+def machine_name(machine: str) -> str:
+    """Return the one spelling of a machine's name; only lists of parts have several.
+
+    Raises UsageError: parts that do not exist or do not fit.
+    """
+    if is_file(machine) or machine in (*profile_names(), "local") or not is_composed(machine):
+        return machine
+    return canonical(machine)
 
 
 def _read_yaml(path: Path) -> object:

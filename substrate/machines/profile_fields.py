@@ -28,6 +28,10 @@ _COST = "measured as host time of a profiler's trace; leave it to the catalogue 
 
 #: Every field of a profile but names, descriptions and what `moebench calibrate` alone writes.
 FIELDS = {
+    "pool": Field(
+        "how many experts fit: what the device holds counts against the host's memory",
+        "true where processor and GPU share one memory, or where there is no GPU",
+    ),
     "gpu.memory": Field("how many experts fit", "nvidia-smi; the card's data sheet"),
     "gpu.reserved_memory": Field(
         "how many experts fit: what context and workspace take",

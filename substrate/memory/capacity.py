@@ -59,18 +59,23 @@ class Budget(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A machine's memory, in bytes; ``reserved_bytes`` of the device's are never for weights."""
+    """A machine's memory, in bytes; ``reserved_bytes`` of the device's are never for weights.
+
+    ``shared``: device and host have the same memory, and an expert on the device is on the host.
+    """
 
     device: str
     device_bytes: int
     reserved_bytes: int
     host_bytes: int
+    shared: bool = False
 
     @classmethod
     def of(cls, profile: HardwareProfile) -> "Room":
         """Return the memory of a hardware profile's machine."""
-        gpu = profile.gpu
-        return cls(gpu.name, gpu.memory.bytes, gpu.reserved_memory.bytes, profile.host.memory.bytes)
+        gpu, host_bytes = profile.gpu, profile.host.memory.bytes
+        reserved_bytes = gpu.reserved_memory.bytes
+        return cls(gpu.name, gpu.memory.bytes, reserved_bytes, host_bytes, profile.pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +186,12 @@ class Request:
         """Bytes of the whole KV cache."""
         return self.kv_tokens * self.shape.kv_bytes_per_token()
 
+    def host_bytes(self, held: int) -> int:
+        """Return the host's memory, without what the device holds of a shared memory, in bytes."""
+        if self.free_host_bytes is not None:
+            return self.free_host_bytes
+        return max(0, self.room.host_bytes - (held if self.room.shared else 0))
+
     def device(self) -> Tier:
         """Return the device's tier, with context and workspace reserved.
 
@@ -269,21 +280,22 @@ def plan(request: Request) -> Capacity:
     device.reserve("the system's own", request.own_bytes)
     device.reserve("buffers of streamed layers", budget.buffer_bytes(chosen))
 
-    free_host = request.free_host_bytes
-    host = Tier("host", request.room.host_bytes if free_host is None else free_host)
-    streams_from_disk = "host" not in chosen and sum(elsewhere) > host.free_bytes
-    host.reserve("common weights", 0 if streams_from_disk else sum(elsewhere))
-    host.reserve("KV cache", kv_elsewhere)
-    on_disk = request.host_experts is not None and request.host_experts < total
-    on_host = total * request.host_record_bytes
-    from_disk = on_disk or on_host > host.free_bytes
-    if not from_disk:
-        host.reserve("experts", on_host)
-
     fits, wanted = device.free_bytes // record, budget.slots(chosen)
     room, most = min(wanted, total), request.most_slots()
     if most is not None and not request.all_resident:
         wanted = min(wanted, most)
+
+    on_device = min(wanted, total) if request.room.shared else 0
+    host = Tier("host", request.host_bytes(device.used_bytes + on_device * record))
+    streams_from_disk = "host" not in chosen and sum(elsewhere) > host.free_bytes
+    host.reserve("common weights", 0 if streams_from_disk else sum(elsewhere))
+    host.reserve("KV cache", kv_elsewhere)
+    on_disk = request.host_experts is not None and request.host_experts < total
+    on_host = (total - on_device) * request.host_record_bytes
+    from_disk = on_disk or on_host > host.free_bytes
+    if not from_disk:
+        host.reserve("experts", on_host)
+
     overcommitted = wanted > fits and request.allow_overcommit
     if overcommitted:
         device.budget_bytes += wanted * record - device.free_bytes
