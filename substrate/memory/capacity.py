@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.memory.host import READ_BUFFERS
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import ExpertDtype, Form, ModelShape, Precision, stored_bytes
 
@@ -281,6 +282,11 @@ def plan(request: Request) -> Capacity:
     device.reserve("buffers of streamed layers", budget.buffer_bytes(chosen))
 
     fits, wanted = device.free_bytes // record, budget.slots(chosen)
+    if request.room.shared and request.asked is None and wanted < total:
+        # Experts on the disk need room in the one memory that the device would fill.
+        buffers = READ_BUFFERS * request.host_record_bytes
+        unused = request.room.host_bytes - device.used_bytes - buffers
+        wanted = max(0, min(wanted, unused // record))
     room, most = min(wanted, total), request.most_slots()
     if most is not None and not request.all_resident:
         wanted = min(wanted, most)

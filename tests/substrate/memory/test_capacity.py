@@ -354,3 +354,50 @@ def test_a_budget_of_the_whole_device_is_allowed_and_one_byte_more_is_not():
     assert capacity(device_bytes=everything).slots == capacity().slots
     with pytest.raises(BudgetError, match="--device-memory"):
         capacity(device_bytes=everything + 1)
+
+
+# ------------------------------------------------------------------- one memory for both
+
+
+def pool(gib: int) -> HardwareProfile:
+    """The S3 box as a machine whose device and host have one memory of so many GiB."""
+    size = A6000.gpu.memory.model_copy(update={"value": float(gib)})
+    return A6000.model_copy(
+        update={
+            "pool": True,
+            "gpu": A6000.gpu.model_copy(update={"memory": size}),
+            "host": A6000.host.model_copy(update={"memory": size}),
+        }
+    )
+
+
+def test_a_pool_with_room_for_all_experts_offloads_nothing():
+    got = capacity(pool(128))
+    assert (got.slots, got.from_disk) == (TOTAL, False)
+    assert got.host.used_bytes == 0
+    assert got.host.budget_bytes == 128 * 2**30 - got.device.used_bytes - TOTAL * EXPERT_BYTES
+
+
+def test_a_pool_is_not_counted_twice():
+    """115 GiB hold all weights once; a device and a host of this size need the experts twice."""
+    assert not capacity(pool(128), cache_ratio=0.25).from_disk
+    got = capacity(pool(128), cache_ratio=0.25)
+    assert got.slots == TOTAL // 4
+    assert got.host.used_bytes == (TOTAL - TOTAL // 4) * EXPERT_BYTES
+    assert got.device.used_bytes + got.slots * EXPERT_BYTES + got.host.budget_bytes == 128 * 2**30
+
+
+def test_a_small_pool_keeps_room_for_experts_from_the_disk():
+    got = capacity(pool(64))
+    assert got.from_disk
+    assert 0 < got.slots < TOTAL
+    assert got.host.free_bytes >= 2 * EXPERT_BYTES
+    assert got.host.free_bytes < 3 * EXPERT_BYTES
+    assert HostRecords(got.host, EXPERT_BYTES).capacity == 2
+
+
+def test_given_host_memory_counts_in_a_pool_too():
+    assert capacity(pool(128), free_host_bytes=5 * EXPERT_BYTES, slots=9).from_disk
+    assert capacity(pool(128), free_host_bytes=5 * EXPERT_BYTES, slots=9).host.budget_bytes == (
+        5 * EXPERT_BYTES
+    )
