@@ -156,7 +156,7 @@ def test_a_run_on_parts_has_one_id_for_every_spelling(here: Path) -> None:
     )
     assert first.code == second.code == 0, first.err
     assert first.json["run_id"] == second.json["run_id"]
-    assert first.json["machine"] == "rtx-3090+ryzen-9-5950x"
+    assert first.json["spec"]["machine"] == "rtx-3090+ryzen-9-5950x"
     whole = call("run", *options, "--machine", "strix-halo").json
     assert "nothing is offloaded" in " ".join(whole["notes"])
     said = refused("run", *options, "--machine", "rtx-3090+rtx-4090")
