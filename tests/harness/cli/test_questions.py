@@ -11,6 +11,7 @@ import typer
 
 from moebench.harness.cli.app import app
 from moebench.harness.cli.completion import NAMES
+from moebench.substrate.machines.compose import canonical, is_composed
 from moebench.substrate.models.catalogue import scale_path
 from tests.harness.cli.test_readme import FEW, FROM_FEW, LEARN
 from tests.harness.commands import SCALE_MODEL, call
@@ -44,7 +45,7 @@ FREE = {"runs"}
 CHEAP: dict[str, tuple[str, ...]] = {
     "run": FEW, "list": (), "sweep": ("--dry-run",), "reproduce": ("--dry-run",),
     "machines init": (), "machines show": (), "machines diff": (), "machines components": (),
-    "models list": (),
+    "machines compose": (), "machines list": (), "models list": (),
 }  # fmt: skip
 #: Runs that need a package, a GPU, the network, a model that is not tiny, or a reader's own files.
 NEEDS_MORE = {
@@ -71,7 +72,8 @@ def unknown(context: Any) -> list[str]:
         if name in NAMES and name not in FREE and value:
             names = {*NAMES[name](context), *THEIRS}
             given = value if isinstance(value, list) else str(value).split(",")
-            found += [one for one in given if one not in names]
+            of_parts = name == "machine" and is_composed(value) and canonical(value)
+            found += [] if of_parts else [one for one in given if one not in names]
     return found
 
 

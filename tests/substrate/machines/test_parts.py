@@ -196,7 +196,7 @@ def test_an_ambiguous_name_is_refused_with_its_candidates(typed: str, keys: set[
         ("rtx-3091", "rtx-3090"),
         ("ryzen-5951x", "ryzen-9-5950x"),
         ("epyc-9655", "epyc-9654"),
-        ("rtx-2080-ti", "rtx-2080-ti-22gb"),  # a modified card is no ordinary one
+        ("rtx-2080-ti", "rtx-2080-ti-22gb"),  # a modified card is not an ordinary card
     ],
 )
 def test_an_unknown_name_lists_the_nearest(typed: str, key: str) -> None:
