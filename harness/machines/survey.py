@@ -209,9 +209,13 @@ def draft(name: str, found: Survey) -> str:
     for part in ("gpu", "link", "host", "disk"):
         lines += ["", f"{part}:", f"  name: {json.dumps(_names(found)[part], ensure_ascii=False)}"]
         for field in FIELDS:
-            if field.startswith(f"{part}."):
+            if field.startswith(f"{part}.") and field not in UNKNOWN:
                 lines += _field(field, found.readings.get(field), stand_in)
     return "\n".join(lines) + "\n"
+
+
+#: Numbers that no tool reports and that a catalogue's machine need not have.
+UNKNOWN = ("host.core_rate",)
 
 
 def _names(found: Survey) -> dict[str, str]:
