@@ -1,16 +1,22 @@
-"""``moebench calibrate`` and ``validate``: a profile of this computer, and its errors."""
+"""``moebench calibrate`` and ``validate``: a profile of this computer; errors of the simulation."""
 
 import json as json_text
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
+
 from moebench.harness import console
 from moebench.harness.cli.options import Changed, takes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, argument, option
 from moebench.substrate.errors import InputError, UsageError
 
 #: The systems that `moebench validate` runs by default.
 SYSTEMS = "moe-ondemand,smoe,daop,duoserve,flashmoe,hybrimoe,llamacpp"
+
+#: Options of `moebench validate --published`, and of `--add-row`; all others run systems.
+PUBLISHED = ("published", "rows", "left_out", "html", "out", "json")
+ADD_ROW = ("add_row",)
 
 #: What is measured, and what lies below the device.
 MEASURED = ("weights", "model", "emulated_link_gb_s")
@@ -77,8 +83,12 @@ def calibrate(
     prompts=Changed(default=4, min=1), new_tokens=Changed(default=16, min=2),
 )  # fmt: skip
 def validate(
-    profile: Annotated[Path, option("Profile written by moebench calibrate.")],
+    context: typer.Context,
     given: dict[str, Any],
+    rows: Annotated[
+        Path | None, argument("With --published: CSV file or folder of rows [those that ship].")
+    ] = None,
+    profile: Annotated[Path | None, option("Profile written by moebench calibrate.")] = None,
     systems: Annotated[
         str | None, option("Systems, separated by commas [seven of different kinds].")
     ] = None,
@@ -86,14 +96,40 @@ def validate(
         list[str] | None, option("Option of one system, as system.key=value; repeatable.", "--set")
     ] = None,
     repeats: Annotated[int, option("Measured runs of each system; the median is used.", min=1)] = 3,
+    published: Annotated[
+        bool, option("Predict measurements that other people published.", "--published")
+    ] = False,
+    left_out: Annotated[
+        bool, option("With --published: show errors with machine and author left out.",
+                     "--left-out")
+    ] = False,
+    html: Annotated[
+        Path | None, option("With --published: file of a page, predicted against measured.")
+    ] = None,
+    add_row: Annotated[
+        Path | None, option("Write a CSV template of published rows, or check a file of them.")
+    ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     out: Annotated[Path | None, option("File to write the table to, as JSON.")] = None,
     json: JSON = False,
-) -> None:
-    """Compare measured with simulated latencies of systems on this computer."""
+) -> None:  # fmt: skip
+    """Compare measured with simulated latencies: on this computer, or as others published them.
+
+    Exit code: 0 done, 1 a row of --add-row is incomplete.
+    """
     from moebench.harness.arguments import find_data_dir, require_file, require_writable
 
+    _only_one_mode(context, published, add_row is not None)
+    if add_row is not None or published:
+        from moebench.harness.cli import published as rows_of_others
+
+        if add_row is not None:
+            raise typer.Exit(0 if rows_of_others.add_row(add_row) else 1)
+        rows_of_others.show(rows, left_out, html, out, json)
+        return
+    if profile is None:
+        raise UsageError("--profile: give a profile of moebench calibrate, or --published")
     checkpoint, link_gb_s = _measured(given)
     if out is not None:
         require_file("--out", out)
@@ -115,6 +151,27 @@ def validate(
         console.print_json(document)
     else:
         _show(document)
+
+
+def _only_one_mode(context: typer.Context, published: bool, add_row: bool) -> None:
+    """Refuse options that the chosen mode does not have: published rows, a new row, or runs.
+
+    Raises UsageError: names the first such option.
+    """
+    if published and add_row:
+        raise UsageError("--add-row: checks one file and predicts nothing; leave out --published")
+    modes = {"--published": PUBLISHED, "--add-row": ADD_ROW}
+    mode = "--published" if published else "--add-row" if add_row else ""
+    for param in context.command.params:
+        name = str(param.name)
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        typed = "ROWS" if name == "rows" else param.opts[0]
+        if mode and name not in modes[mode]:
+            raise UsageError(f"{typed}: not with {mode}, which runs no system; leave out one")
+        if not mode and name in {*PUBLISHED, *ADD_ROW} - {"out", "json"}:
+            raise UsageError(f"{typed}: only for published rows; add --published")
 
 
 def _measured(given: dict[str, Any]) -> tuple[Path, float | None]:

@@ -53,6 +53,7 @@ LAYERS = [
     "harness.sweep",
     "harness.api",
     "harness.machines",
+    "harness.published",
     "harness.guard",
     "harness.advise",
     "harness.reproduce",

@@ -78,6 +78,7 @@ OPTIONS = {
         "--capacity", "--cache-ratio",
         "--workload", "--batch", "--prompts", "--new-tokens",
         "--calibrate-texts", "--repeats", "--data-dir", "--store", "--out", "--json",
+        "--published", "--left-out", "--html", "--add-row",
     },
     "eval": {
         "--engine", "--tasks", "--system", "--variant", "--setting", "--machine", "--software",

@@ -1,0 +1,195 @@
+"""``moebench validate --published`` and ``--add-row``: predictions of published measurements."""
+
+import json as json_text
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from moebench.harness import console
+from moebench.harness.published.prediction import Prediction
+from moebench.harness.published.rows import Row
+from moebench.substrate.errors import InputError, UsageError
+
+#: Remarks that are printed; all are in the document of --json.
+REMARKS = 10
+
+#: Keys of the summary: what the table calls each, how it is printed, and what is aimed at.
+FIGURES = {
+    "absolute_rows": ("decode: absolute rows", "d", ""),
+    "median_error": ("decode: median error", "%", "≤ 20 %"),
+    "p90_ratio": ("decode: 90th percentile", "x", "≤ × 1.7"),
+    "prefill_absolute_rows": ("prefill: absolute rows", "d", ""),
+    "prefill_median_error": ("prefill: median error", "%", "≤ 35 %"),
+    "prefill_p90_ratio": ("prefill: 90th percentile", "x", "≤ × 2.2"),
+    "kendall_tau": ("decode: Kendall's τ over machines", ".2f", ""),
+    "pairs_in_order": ("decode: pairs in order", "%", "≥ 90 %"),
+    "slopes_within_30": ("decode: spans of curves within 30 %", "%", "≥ 60 %"),
+    "coverage_80": ("measured within the 80 % interval", "%", "70 to 90 %"),
+    "predicted_share": ("absolute rows predicted", "%", "≥ 90 %"),
+}
+
+
+def show(
+    path: Path | None, left_out: bool, html: Path | None, out: Path | None, json: bool
+) -> None:
+    """Predict published rows, and print or write how far the predictions are off."""
+    from moebench.harness.arguments import require_file
+    from moebench.harness.published.rows import read_rows, shipped
+    from moebench.harness.published.score import summary
+    from moebench.substrate.files import write_text
+
+    for option, file in (("--html", html), ("--out", out)):
+        if file is not None:
+            require_file(option, file, folder_exists=True)
+    rows = read_rows(shipped() if path is None else path)
+    module = _predictor()
+    predictions: list[Prediction] = module.predict(rows)
+    scores = summary(rows, predictions)
+    scores["left_out"], without = _left_out(module, rows)
+    if left_out and scores["left_out"] is None:
+        raise UsageError("--left-out: this predictor has none; leave the option away")
+    document = {"rows": _rows(rows, predictions), "summary": scores}
+    if html is not None:
+        from moebench.harness.published.page import page
+
+        write_text(html, page(rows, without if left_out and without else predictions))
+        console.say(f"predicted against measured: {html}")
+    if out is not None:
+        write_text(out, json_text.dumps(document, indent=1, sort_keys=True) + "\n")
+    if json:
+        console.print_json(document)
+    elif left_out:
+        _show(rows, without or predictions, scores["left_out"], "machine and author left out")
+    else:
+        _show(rows, predictions, scores, "in sample")
+
+
+def add_row(file: Path) -> bool:
+    """Write a template row, or print what the rows of an existing file lack.
+
+    Returns:
+        Whether the file is new or each of its rows is complete.
+    """
+    from moebench.harness.arguments import require_file
+    from moebench.harness.published.template import lacking, write_template
+
+    if file.suffix != ".csv":
+        raise InputError(f"--add-row {file}: the name of a file of rows ends in .csv")
+    require_file("--add-row", file, folder_exists=True)
+    if not file.exists():
+        write_template(file)
+        console.say(
+            f"{file}: fill in the row; results/measured/README.md explains the columns; then check "
+            f"it: moebench validate --add-row {file}"
+        )
+        return True
+    found = lacking(file)
+    table = [
+        [name, "; ".join(needed) or "complete", "; ".join(absolute) or "all named"]
+        for name, needed, absolute in found
+    ]
+    headers = ["row", "missing", "missing for an absolute prediction"]
+    console.table(f"{file}: {len(found)} rows", headers, table)
+    return not any(needed for _, needed, _ in found)
+
+
+def _predictor() -> Any:
+    """Return the module that predicts rows; it is imported late, because it loads the simulator."""
+    name = "moebench.harness.published.predict"
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise UsageError("--published: this installation has no predictor of rows") from error
+
+
+def _left_out(
+    module: Any, rows: Sequence[Row]
+) -> tuple[Mapping[str, Any] | None, list[Prediction] | None]:
+    """Return the summary with machine and author left out, and its predictions if there are any.
+
+    ``module.left_out(rows)`` returns predictions, or only their summary; it may be absent.
+    """
+    from moebench.harness.published.score import summary
+
+    if not hasattr(module, "left_out"):
+        return None, None
+    found = module.left_out(rows)
+    if found is None or isinstance(found, Mapping):
+        return found, None
+    return summary(rows, found), list(found)
+
+
+def _rows(rows: Sequence[Row], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    """Return the rows of the document: a figure each, and each row that has only a bound."""
+    figures = [_figure(one) for one in predictions]
+    known = {one.id for one in predictions}
+    return figures + [
+        {"id": row.id, "phase": "decode", "measured": None, "reason": "only a bound was measured"}
+        for row in rows
+        if not row.phases and row.id not in known
+    ]
+
+
+def _figure(one: Prediction) -> dict[str, Any]:
+    figure: dict[str, Any] = {"id": one.id, "phase": one.phase, "measured": one.measured}
+    if one.predicted is None:
+        figure["reason"] = one.reason or "not predicted"
+    else:
+        figure |= {"predicted": one.predicted, "ratio": one.predicted / one.measured}
+        figure |= {"low": one.low, "high": one.high}
+    return figure | ({"remarks": list(one.remarks)} if one.remarks else {})
+
+
+def _show(
+    rows: Sequence[Row], predictions: Sequence[Prediction], scores: Mapping[str, Any], how: str
+) -> None:
+    """Print the summary, groups, worst rows, rows without a prediction, and remarks."""
+    from moebench.harness.published.score import by_group, ratio, worst
+
+    figures = [[name, _said(scores.get(key), form), aim]
+               for key, (name, form, aim) in FIGURES.items()]  # fmt: skip
+    console.table(f"{len(rows)} published rows, {how}", ["figure", "value", "aim"], figures)
+    groups = [
+        [one.group, one.phase, f"{one.rows}", f"{one.median_error:.0%}",
+         f"{one.in_order} of {one.pairs}" if one.pairs else "–",
+         ", ".join(f"{span:.2f} {system}" for system, span in one.spans) or "–"]
+        for one in by_group(rows, predictions)
+    ]  # fmt: skip
+    headers = ["group", "phase", "rows", "median error", "pairs in order", "span"]
+    console.table("by group (span: predicted / measured)", headers, groups)
+    far = [
+        [row.id, one.phase, f"{one.measured:.4g}", f"{one.predicted:.4g}", f"{ratio(one):.2f}",
+         _range(one), row.cluster]
+        for row, one in worst(rows, predictions)
+    ]  # fmt: skip
+    headers = ["row", "phase", "measured tok/s", "predicted", "ratio", "80 % interval", "machine"]
+    console.table("absolute rows that are furthest off", headers, far)
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for figure in _rows(rows, predictions):
+        if "reason" in figure:
+            reasons[figure["reason"]].append(f"{figure['id']} {figure['phase']}")
+    for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        console.say(f"not predicted: {reason}: {', '.join(names[:3])}{more}")
+    remarks = Counter(remark for one in predictions for remark in one.remarks)
+    for remark, count in remarks.most_common(REMARKS):
+        console.say(f"remark: {remark}: {count} figures")
+    if len(remarks) > REMARKS:
+        console.say(f"{len(remarks) - REMARKS} other remarks: see --json")
+
+
+def _range(one: Prediction) -> str:
+    if one.low is None or one.high is None:
+        return "–"
+    return f"{one.low:.4g} to {one.high:.4g}"
+
+
+def _said(value: float | None, form: str) -> str:
+    """Return a figure of the summary as text; "–" if it could not be computed."""
+    if value is None:
+        return "–"
+    return {"%": f"{value:.1%}", "x": f"× {value:.2f}"}.get(form) or format(value, form)
