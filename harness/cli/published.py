@@ -50,20 +50,27 @@ def show(
     scores["left_out"], without = _left_out(module, rows)
     if left_out and scores["left_out"] is None:
         raise UsageError("--left-out: this predictor has none; leave the option away")
+    shown = without if left_out and without is not None else predictions
     document = {"rows": _rows(rows, predictions), "summary": scores}
     if html is not None:
         from moebench.harness.published.page import page
 
-        write_text(html, page(rows, without if left_out and without else predictions))
+        write_text(html, page(rows, shown))
         console.say(f"predicted against measured: {html}")
     if out is not None:
         write_text(out, json_text.dumps(document, indent=1, sort_keys=True) + "\n")
     if json:
         console.print_json(document)
-    elif left_out:
-        _show(rows, without or predictions, scores["left_out"], "machine and author left out")
+        return
+    if left_out:
+        _show_summary(
+            f"{len(rows)} published rows, machine and author left out", scores["left_out"]
+        )
+        if without is None:
+            console.say("the tables below are in sample: the predictor has no left-out predictions")
     else:
-        _show(rows, predictions, scores, "in sample")
+        _show_summary(f"{len(rows)} published rows, in sample", scores)
+    _show_rows(rows, shown)
 
 
 def add_row(file: Path) -> bool:
@@ -144,15 +151,16 @@ def _figure(one: Prediction) -> dict[str, Any]:
     return figure | ({"remarks": list(one.remarks)} if one.remarks else {})
 
 
-def _show(
-    rows: Sequence[Row], predictions: Sequence[Prediction], scores: Mapping[str, Any], how: str
-) -> None:
-    """Print the summary, groups, worst rows, rows without a prediction, and remarks."""
-    from moebench.harness.published.score import by_group, ratio, worst
-
+def _show_summary(title: str, scores: Mapping[str, Any]) -> None:
     figures = [[name, _said(scores.get(key), form), aim]
                for key, (name, form, aim) in FIGURES.items()]  # fmt: skip
-    console.table(f"{len(rows)} published rows, {how}", ["figure", "value", "aim"], figures)
+    console.table(title, ["figure", "value", "aim"], figures)
+
+
+def _show_rows(rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
+    """Print groups, the rows that are furthest off, rows without a prediction, and remarks."""
+    from moebench.harness.published.score import by_group, ratio, worst
+
     groups = [
         [one.group, one.phase, f"{one.rows}", f"{one.median_error:.0%}",
          f"{one.in_order} of {one.pairs}" if one.pairs else "–",

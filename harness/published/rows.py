@@ -242,9 +242,7 @@ def _columns(file: Path, names: list[str]) -> list[str]:
     """Return a file's columns, in any order, after checking that they are `COLUMNS`."""
     names = [name.strip() for name in names]
     if not any(names):
-        raise InputError(
-            f"{file}: is empty; write a template: moebench validate --add-row FILE.csv"
-        )
+        raise InputError(f"{file}: is empty; write a row: moebench validate --add-row FILE.csv")
     known = [name for name in COLUMNS if name in names]
     if not known:
         raise InputError(

@@ -153,7 +153,7 @@ def _group(group: str, phase: Phase, pairs: Sequence[Pair]) -> GroupScore:
     apart = [
         (a, b)
         for (_, a), (_, b) in combinations(pairs, 2)
-        if abs(math.log(a.measured / b.measured)) > math.log(APART)
+        if max(a.measured, b.measured) > APART * min(a.measured, b.measured)
     ]
     in_order = sum((a.measured - b.measured) * _faster(a, b) > 0 for a, b in apart)
     median = _median_error([_error(one) for _, one in pairs])

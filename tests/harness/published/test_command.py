@@ -1,0 +1,231 @@
+"""`moebench validate --published` and `--add-row`, with a predictor that the test makes up."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from moebench.harness.published import rows as rows_module
+from moebench.harness.published.prediction import Prediction
+from moebench.harness.published.score import summary
+from tests.harness.commands import call, refused
+from tests.harness.published.made import install, predicted, write
+
+PUBLISHED = ("validate", "--published")
+NONE_YET = "no predictor yet"
+
+
+def unable(rows) -> list[Prediction]:
+    """Return every figure without a prediction."""
+    return [one._replace(predicted=None, low=None, high=None, reason=NONE_YET)
+            for one in predicted(rows)]  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write(
+        Path("rows.csv"), {}, {"id": "a2", "decode_tok_s": "16", "prefill_tok_s": ""},
+        {"id": "a3", "decode_tok_s": "", "prefill_tok_s": "", "decode_lo": "3"},
+    )  # fmt: skip
+
+
+def test_json_is_one_document_of_rows_and_summary(file, monkeypatch) -> None:
+    def predict(rows):
+        first, *others = predicted(rows, 2)
+        return [first._replace(remarks=("faster than the memory",)), *others[:-1],
+                others[-1]._replace(predicted=None, reason="no such GPU")]  # fmt: skip
+
+    install(monkeypatch, predict=predict)
+    called = call(*PUBLISHED, file, "--json")
+    assert called.code == 0, called.err
+    assert called.json["rows"] == [
+        {"id": "a1", "phase": "decode", "measured": 8, "predicted": 16, "ratio": 2,
+         "low": pytest.approx(16 / 1.5), "high": 24, "remarks": ["faster than the memory"]},
+        {"id": "a1", "phase": "prefill", "measured": 100, "predicted": 200, "ratio": 2,
+         "low": pytest.approx(200 / 1.5), "high": 300},
+        {"id": "a2", "phase": "decode", "measured": 16, "reason": "no such GPU"},
+        {"id": "a3", "phase": "decode", "measured": None, "reason": "only a bound was measured"},
+    ]  # fmt: skip
+    found = called.json["summary"]
+    assert found.pop("left_out") is None
+    rows = rows_module.read_rows(file)
+    assert found == pytest.approx(summary(rows, predict(rows)))
+    assert (found["absolute_rows"], found["median_error"]) == (2, pytest.approx(1))
+    assert found["predicted_share"] == pytest.approx(2 / 3)
+
+
+def test_shipped_rows_are_read_without_a_path(monkeypatch) -> None:
+    install(monkeypatch, predict=unable)
+    called = call(*PUBLISHED, "--json")
+    assert called.code == 0, called.err
+    assert len({one["id"] for one in called.json["rows"]}) == 384
+    found = called.json["summary"]
+    assert (found["absolute_rows"], found["prefill_absolute_rows"]) == (107, 74)
+    assert (found["predicted_share"], found["median_error"]) == (0, None)
+
+
+def test_absent_shipped_rows_are_refused(monkeypatch, tmp_path) -> None:
+    install(monkeypatch, predict=unable)
+    monkeypatch.setattr(rows_module, "FOLDER", tmp_path / "no")
+    assert "--published: this installation has no rows" in refused(*PUBLISHED)
+
+
+@pytest.mark.parametrize("as_predictions", [True, False])
+def test_left_out_errors_are_in_the_document_and_in_the_table(as_predictions, file, monkeypatch):
+    def left_out(rows):
+        guesses = predicted(rows, 4)
+        return guesses if as_predictions else summary(rows, guesses)
+
+    install(monkeypatch, predict=predicted, left_out=left_out)
+    found = call(*PUBLISHED, file, "--json").json["summary"]
+    assert found["median_error"] == 0
+    assert found["left_out"]["median_error"] == pytest.approx(3)
+    assert set(found["left_out"]) == set(found) - {"left_out"}
+    assert "decode: median error\t0.0%\t≤ 20 %" in call(*PUBLISHED, file).out
+    shown = call(*PUBLISHED, file, "--left-out")
+    assert "decode: median error\t300.0%\t≤ 20 %" in shown.out
+    # Groups and worst rows are left out, too, if there are predictions.
+    assert ("a1\tdecode\t8\t32\t4.00" in shown.out) is as_predictions
+    assert ("a1\tdecode\t8\t8\t1.00" in shown.out) is not as_predictions
+    assert ("in sample" in shown.err) is not as_predictions
+
+
+def test_left_out_without_such_predictions_is_refused(file, monkeypatch) -> None:
+    install(monkeypatch, predict=predicted)
+    assert "--left-out: this predictor has none" in refused(*PUBLISHED, file, "--left-out")
+    assert call(*PUBLISHED, file).code == 0
+
+
+def test_text_shows_summary_groups_worst_rows_and_reasons(file, monkeypatch) -> None:
+    def predict(rows):
+        return [
+            one._replace(reason="no rule for it", predicted=None) if one.phase == "prefill"
+            else one._replace(remarks=("threads not stated",))
+            for one in predicted(rows, 2)
+        ]  # fmt: skip
+
+    install(monkeypatch, predict=predict)
+    called = call(*PUBLISHED, file)
+    lines = called.out.splitlines()
+    assert "decode: 90th percentile\t× 2.00\t≤ × 1.7" in lines
+    assert "prefill: median error\t–\t≤ 35 %" in lines
+    assert "g\tdecode\t2\t100%\t1 of 1\t–" in lines
+    machine = "RTX 3090 + Ryzen 9 5950X (someone)"
+    assert f"a1\tdecode\t8\t16\t2.00\t10.67 to 24\t{machine}" in lines
+    said = called.err.splitlines()
+    assert "not predicted: no rule for it: a1 prefill" in said
+    assert "not predicted: only a bound was measured: a3 decode" in said
+    assert "remark: threads not stated: 2 figures" in said
+
+
+def test_reasons_are_folded(monkeypatch) -> None:
+    install(monkeypatch, predict=unable)
+    (line,) = [one for one in call(*PUBLISHED).err.splitlines() if NONE_YET in one]
+    assert line.startswith(f"not predicted: {NONE_YET}: ktdsv3-020-6e-2 decode, ")
+    assert line.endswith("more")
+
+
+def test_page_and_table_are_written(file, monkeypatch) -> None:
+    install(monkeypatch, predict=predicted)
+    called = call(*PUBLISHED, file, "--html", "x.html", "--out", "x.json", "--json")
+    assert called.code == 0, called.err
+    assert Path("x.html").read_text().startswith("<!DOCTYPE html>")
+    assert json.loads(Path("x.json").read_text()) == called.json
+    for option in ("--html", "--out"):
+        assert "no such folder" in refused(*PUBLISHED, file, option, "no/x")
+        assert "this is a folder" in refused(*PUBLISHED, file, option, ".")
+
+
+def test_damaged_rows_are_refused_before_the_predictor_is_loaded(file, monkeypatch) -> None:
+    install(monkeypatch)  # without predict
+    write(file, {"threads": "0"})
+    assert "rows.csv:2: threads 0: cannot be" in refused(*PUBLISHED, file)
+    assert "no.csv: no such file or folder" in refused(*PUBLISHED, "no.csv")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("moebench.harness.published.predict") is not None,
+    reason="there is a predictor",
+)
+def test_absent_predictor_is_refused(file) -> None:
+    assert "this installation has no predictor of rows" in refused(*PUBLISHED, file)
+
+
+def test_predictor_that_lacks_a_package_is_not_called_absent(file, monkeypatch) -> None:
+    from moebench.harness.cli import published
+
+    def fail(name):
+        raise ModuleNotFoundError("no gguf", name="gguf")
+
+    monkeypatch.setattr(published, "import_module", fail)
+    with pytest.raises(ModuleNotFoundError, match="no gguf"):
+        published._predictor()
+
+
+# ---------------------------------------------------------------- rows of one's own
+
+
+def test_new_file_is_a_template_and_then_checked(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    called = call("validate", "--add-row", "mine.csv")
+    assert called.code == 0
+    assert "mine.csv: fill in the row" in called.err
+    called = call("validate", "--add-row", "mine.csv")
+    assert called.code == 1
+    assert "line 2\tid; source; where; model; quant; system; gpu or cpu" in called.out
+    write(Path("mine.csv"), {})
+    called = call("validate", "--add-row", "mine.csv")
+    assert (called.code, called.out.splitlines()[1:]) == (0, ["line 2 (a1)\tcomplete\tall named"])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("mine.txt", "ends in .csv"), ("no/mine.csv", "no such folder"), ("d.csv", "is a folder")],
+)
+def test_row_file_that_cannot_be_is_refused(name, says, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d.csv").mkdir()
+    assert says in refused("validate", "--add-row", name)
+    assert not Path("mine.txt").exists()
+    assert not Path("no").exists()
+
+
+# ---------------------------------------------------------------- contradictions
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--systems", "daop"), ("--set", "daop.place=by-id"), ("--profile", "x.yaml"),
+        ("--model", "mixtral-8x7b"), ("--weights", "x"), ("--emulated-link", "4GB/s"),
+        ("--capacity", "0.25"), ("--workload", "facts"), ("--batch", "1"), ("--prompts", "4"),
+        ("--new-tokens", "16"), ("--calibrate-texts", "4"), ("--repeats", "3"),
+        ("--data-dir", "x"), ("--store", "x"),
+    ],
+)  # fmt: skip
+def test_options_of_runs_are_refused_with_published_rows(options, file, monkeypatch) -> None:
+    install(monkeypatch, predict=predicted)
+    assert f"{options[0]}: not with --published" in refused(*PUBLISHED, file, *options)
+    line = refused("validate", "--add-row", "new.csv", *options)
+    assert f"{options[0]}: not with --add-row" in line
+    assert not Path("new.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--machine", "local", "--published"), "No such option: --machine"),
+        (("--left-out",), "--left-out: only for published rows; add --published"),
+        (("--html", "x.html"), "--html: only for published rows; add --published"),
+        (("rows.csv",), "ROWS: only for published rows; add --published"),
+        (("--published", "--add-row", "x.csv"), "--add-row: checks one file"),
+        (("--add-row", "x.csv", "--json"), "--json: not with --add-row"),
+        (("--add-row", "x.csv", "rows.csv"), "ROWS: not with --add-row"),
+        ((), "--profile: give a profile of moebench calibrate, or --published"),
+        (("--json",), "--profile: give a profile"),
+    ],
+)
+def test_contradicting_options_are_refused(arguments, says, file) -> None:
+    assert says in refused("validate", *arguments)

@@ -1,0 +1,98 @@
+"""The page of predicted against measured rates: its points, and that it is self-contained."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import pytest
+
+from moebench.harness.published.page import page
+from moebench.harness.published.prediction import Prediction
+from moebench.reports.figures.style import PALETTE
+from tests.harness.published.made import predicted, row
+
+SVG = re.compile(r"<svg role.*?</svg>", re.DOTALL)
+
+
+def charts(text: str) -> list[ElementTree.Element]:
+    """Return the charts of decode and prefill."""
+    return [ElementTree.fromstring(found) for found in SVG.findall(text)]
+
+
+def points(chart: ElementTree.Element) -> list[tuple[float, float, ElementTree.Element]]:
+    """Return the points of a chart, with their place in pixels."""
+    found = []
+    for one in chart.findall("path"):
+        if "point" in one.attrib["class"].split():
+            x, y = re.findall(r"[\d.]+", one.attrib["transform"])
+            found.append((float(x), float(y), one))
+    return found
+
+
+def test_each_phase_has_its_points_with_row_source_and_ratio() -> None:
+    rows = [
+        row("a", 10, prefill_tok_s=100, gpu="A", source="a post"),
+        row("b", 40, gpu="B", abs_class="weak"),
+    ]
+    decode, prefill = charts(page(rows, predicted(rows, 0.5)))
+    assert (len(points(decode)), len(points(prefill))) == (2, 1)
+    faint, solid = points(decode)
+    assert [one[2].attrib["class"] for one in (faint, solid)] == ["point faint", "point"]
+    title = solid[2].find("title")
+    assert title is not None
+    assert title.text == (
+        "a: measured 10, predicted 5 tokens/s, ratio 0.50\nA (someone)\na post: someone/repo"
+    )
+    assert {one[2].attrib["fill"] for one in points(decode)} == set(PALETTE[:2])
+    (same,) = points(prefill)
+    assert same[2].attrib["fill"] == solid[2].attrib["fill"]
+
+
+def test_axes_are_equal_and_logarithmic() -> None:
+    rows = [row("a", 1), row("b", 10), row("c", 100)]
+    right = points(charts(page(rows, predicted(rows)))[0])
+    steps = [b[0] - a[0] for a, b in pairwise(right)]
+    assert steps[0] == pytest.approx(steps[1], abs=0.2)
+    assert steps[0] > 0
+    rises = [a[1] - b[1] for a, b in pairwise(right)]
+    assert rises == pytest.approx(steps, abs=0.2)
+
+
+@pytest.mark.parametrize("factor", [1, 1000, 1e-3])
+def test_everything_is_drawn_within_the_chart(factor) -> None:
+    rows = [row("a", 0.02), row("b", 10), row("c", 4000)]
+    chart = charts(page(rows, predicted(rows, factor)))[0]
+    width, height = float(chart.attrib["width"]), float(chart.attrib["height"])
+    for x, y, _ in points(chart):
+        assert 0 < x < width
+        assert 0 < y < height
+    for line in chart.findall("line"):
+        assert all(-1 <= float(line.attrib[name]) <= width for name in ("x1", "x2"))
+        assert all(-1 <= float(line.attrib[name]) <= height for name in ("y1", "y2"))
+    labels = [text.text for text in chart.findall("text")]
+    assert len(labels) == len([*filter(None, labels)])
+
+
+def test_one_colour_and_shape_for_each_of_many_machines() -> None:
+    rows = [row(f"{at}", at + 1, gpu=f"GPU {at}") for at in range(50)]
+    text = page(rows, predicted(rows))
+    looks = {(p.attrib["fill"], p.attrib["d"]) for *_, p in points(charts(text)[0])}
+    assert len(looks) == 50
+    assert text.count("<li>") == 50
+
+
+def test_page_is_self_contained_and_escapes_texts() -> None:
+    bad = '<script>alert("x")</script>\x1b[31m\u202e'
+    rows = [row("a", 10, gpu=bad, source=bad, where=bad)]
+    text = page(rows, predicted(rows))
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert not re.search(r"(src|href)=|url\(|@import|https?://", text)
+    assert "light-dark" in text
+
+
+def test_page_without_predictions_states_it() -> None:
+    rows = [row("a", 10)]
+    text = page(rows, [Prediction("a", "decode", 10, reason="no rule")])
+    assert text.count("no predicted figure") == 2
