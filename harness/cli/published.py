@@ -172,7 +172,8 @@ def _show_rows(rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
     far = [
         [row.id, one.phase, f"{one.measured:.4g}", f"{one.predicted:.4g}", f"{ratio(one):.2f}",
          _range(one), row.cluster]
-        for row, one in worst(rows, predictions)
+        for phase in ("decode", "prefill")
+        for row, one in worst(rows, [guess for guess in predictions if guess.phase == phase])
     ]  # fmt: skip
     headers = ["row", "phase", "measured tok/s", "predicted", "ratio", "80 % interval", "machine"]
     console.table("absolute rows that are furthest off", headers, far)
