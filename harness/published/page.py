@@ -76,7 +76,7 @@ def page(rows: Sequence[Row], predictions: Sequence[Prediction]) -> str:
 <h1>Published measurements: predicted against measured tokens/s</h1>
 <p>One point for each measured rate; colour and shape are the machine with the owner of the source.
 On the solid line, prediction and measurement are equal; on the dashed lines they differ by a factor
-of 2. Pale points are rows whose source does not name everything: only their order counts. Point at
+of 2. Pale points are rows that are not absolute: only their order within a group counts. Point at
 one to see its row, source and ratio (predicted / measured).</p>
 <div class="charts">{charts}</div><ul>{legend}</ul></body></html>
 """
