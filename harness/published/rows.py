@@ -146,6 +146,14 @@ class Row(BaseModel):
         return f"{machine or 'machine not named'} ({self.owner or 'no source'})"
 
     @property
+    def sweeps(self) -> bool:
+        """Whether it was measured by llama-sweep-bench, whose prompt tokens are cached ones.
+
+        Its prefill is one further chunk of ``ubatch`` tokens.
+        """
+        return "sweep" in f"{self.notes} {self.other_flags} {self.where} {self.source}".lower()
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         """Phases with a central value: decode, prefill, both or none."""
         both: tuple[Phase, ...] = ("decode", "prefill")

@@ -162,7 +162,7 @@ def test_software_costs() -> None:
 
 
 def test_the_kinds_of_software() -> None:
-    assert software_names() == ["hf-eager", "lean"]
+    assert software_names() == ["ggml", "hf-eager", "lean", "python-graphs"]
     for kind in software_names():
         assert load_software(kind).name == kind
         assert load_profile("a6000", kind).software == load_software(kind)
@@ -190,7 +190,7 @@ def test_software_is_stated_by_kind(good: dict[str, Any], tmp_path: Path, own: o
     good["software"] = own
     message = complaint(good, tmp_path)
     assert message.startswith("software: expected costs by kind of software; allowed kinds: ")
-    assert message.endswith("hf-eager, lean")
+    assert message.endswith("ggml, hf-eager, lean, python-graphs")
 
 
 def test_a_kind_needs_all_its_costs(good: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,413 @@
+"""What a published row says, as the inputs of a simulation: machine, model, placement, lengths.
+
+A row leaves much unsaid.  What is assumed for it widens the prediction's interval and is named in
+its remarks; the rules are the same for every row, machine and author.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from moebench.harness.published.engines import Engine, engine_of
+from moebench.harness.published.rows import Row
+from moebench.substrate.errors import MoeBenchError, UsageError
+from moebench.substrate.machines import compose
+from moebench.substrate.machines.parts import Gpu, Pool, Processor, matches, parts
+from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.models.bits import Bits, bits_of, format_names
+from moebench.substrate.models.catalogue import find_shape
+from moebench.substrate.models.shape import ModelShape
+
+#: Bits per weight where a row names no format: a 4-bit mix.
+USUAL = Bits(4.84, 5.2)
+
+#: Share of a card's memory that llama.cpp's own placement fills, and bytes of its buffers.
+FILLED, BUFFERS = 0.94, 1.2e9
+
+#: Standard deviations of the logarithm of a rate for what a row does not say.
+UNSAID = {
+    "quantisation": 0.25, "bits": 0.05, "placement": 0.30, "processor of a desktop": 0.35,
+    "processor of a server": 0.60, "rate of the memory": 0.15, "memory channels": 0.10,
+    "threads": 0.05, "several sockets": 0.25, "prompt": 0.5,
+}  # fmt: skip
+
+#: Bandwidth of several sockets over that of one where weights lie anywhere: .41 / .74 x 1.5.
+UNBOUND = 0.83
+
+#: A static share s of a layer's experts is hit with s to this power (recorded routing).
+STATIC_HITS = 0.43
+
+#: Repetitions of one measurement differ by this share.
+NOISE = 0.10
+
+#: Processors that stand for one that the row does not name.
+DESKTOP, SERVER = "ryzen-7-7700", "epyc-9354"
+
+_SERVER = re.compile(r"epyc|xeon|threadripper pro|server|socket|vcpu", re.IGNORECASE)
+_ENGINES_OWN = re.compile(r"\bmtp\b|speculat|draft", re.IGNORECASE)
+
+
+class Unpredictable(MoeBenchError):
+    """A row that cannot be predicted; the message says why, as one line."""
+
+
+class Lengths(NamedTuple):
+    """Tokens of a row.
+
+    Attributes:
+        context: cached tokens while it decodes.
+        prompt: tokens that are prefilled, and of these the cached ones before them.
+    """
+
+    context: int
+    prompt: int
+    cached: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Case:
+    """The inputs of a row's simulation.
+
+    Attributes:
+        first: the first layer whose routed experts are on the device.
+        whole: layers before it whose attention and dense parts are on the host, too.
+        hot: experts of each host layer that the device holds, as a share.
+        hits: share of a token's experts in those layers that are among them.
+        threads: of the host; None is all cores.
+        on_host: the whole model is on the host, which is the profile's device, too.
+        unsaid: standard deviations of what the row does not say.
+    """
+
+    row: Row
+    engine: Engine
+    shape: ModelShape
+    bits: Bits
+    profile: HardwareProfile
+    first: int
+    whole: bool
+    hot: float
+    hits: float
+    threads: int | None
+    micro_batch: int
+    lengths: Lengths
+    pinned: bool
+    rate: float
+    on_host: bool
+    unsaid: dict[str, float] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def assume(self, what: str, said: str) -> None:
+        """Note something that the row does not say, and the value that stands for it."""
+        self.unsaid[what] = UNSAID[what]
+        self.remarks.append(f"{what} not said: {said}")
+
+
+def case_of(row: Row) -> Case:
+    """Return the inputs of a row's simulation.
+
+    Raises Unpredictable: an engine, model or card that the catalogue lacks, or a way of running
+        that is not simulated.
+    """
+    text = f"{row.other_flags} {row.notes}"
+    engine = engine_of(row.system, " ".join((text, row.group, row.quant)))
+    if engine is None:
+        raise Unpredictable(f"no rules of the engine {row.system!r}")
+    if _ENGINES_OWN.search(row.other_flags) and not re.search(r"no (mtp|draft)", text, re.I):
+        raise Unpredictable("speculative decoding: how many tokens are accepted is not known")
+    if re.search(r"oversub|shared memory|spill", text, re.IGNORECASE):
+        raise Unpredictable("the card's memory is exceeded: the driver's paging is not simulated")
+    try:
+        shape = find_shape(row.model)
+    except UsageError as error:
+        raise Unpredictable(f"model {row.model!r} is not in the catalogue") from error
+    unsaid: list[tuple[str, str]] = []
+    profile, threads, on_host = _machine(row, engine, unsaid)
+    bits = _bits(row, unsaid)
+    shape = _experts_used(shape, row, engine)
+    lengths = _lengths(row, unsaid)
+    first, whole = _placement(row, shape, bits, profile, on_host, lengths, unsaid)
+    case = Case(
+        row=row, engine=engine, shape=shape, bits=bits, profile=profile, first=first, whole=whole,
+        hot=_hot(row, shape), hits=_hits(row, _hot(row, shape)), threads=threads,
+        micro_batch=row.ubatch or 512, lengths=lengths,
+        pinned=bool(engine.pinned or re.search(r"no-?mmap|mmap off", text, re.I)),
+        rate=_format_rate(row.quant), on_host=on_host,
+    )  # fmt: skip
+    for what, said in unsaid:
+        if engine.misses == "host" or not re.search("processor|memory|threads|sockets", what):
+            case.assume(what, said)
+    return case
+
+
+# ------------------------------------------------------------------------------ the machine
+
+
+def _machine(
+    row: Row, engine: Engine, unsaid: list[tuple[str, str]]
+) -> tuple[HardwareProfile, int | None, bool]:
+    """Return the composed machine, the host's threads, and whether there is no card."""
+    pool = next((p for text in (row.gpu, row.cpu) if isinstance(p := _part(text), Pool)), None)
+    if pool is not None:
+        low, high = pool.memory_gib
+        ram = min(max(row.ram_gb or high, low), high)
+        return _profile(f"{pool.key}+ram={ram:g}", engine), None, False
+    alone = row.n_gpu == 0 or bool(re.search(r"cpu only|, cpu$", row.other_flags, re.I))
+    words = ["cpu-only"]
+    if not alone:
+        card = _part(row.gpu)
+        if not isinstance(card, Gpu):
+            raise Unpredictable(f"card {row.gpu!r} is not among the parts")
+        words = [card.key + (f"*{row.n_gpu}" if (row.n_gpu or 1) > 1 else "")]
+    processor = _processor(row, unsaid)
+    sockets = _sockets(row, processor)
+    if sockets > 1:
+        unsaid.append(("several sockets", f"memory of {sockets} sockets as nodes that are bound"))
+    words.append(processor.key + (f"*{sockets}" if sockets > 1 else ""))
+    words += _memory(row, processor, sockets, unsaid)
+    if row.ram_gb:
+        words.append(f"ram={min(max(row.ram_gb, compose.LEAST_RAM), compose.MOST_RAM):g}")
+    profile = _measured_bandwidth(row, _profile("+".join(words), engine))
+    if sockets > 1 and not _bound(row):
+        profile = _unbound(profile, sockets)
+    if row.h2d_gb_s:
+        profile = _link_rate(profile, row.h2d_gb_s)
+    if row.threads is None:
+        unsaid.append(("threads", "one for each core"))
+    cores = profile.host.cores.count
+    threads = None if row.threads is None else max(1, min(int(row.threads), cores))
+    return profile, threads, alone
+
+
+def _profile(text: str, engine: Engine) -> HardwareProfile:
+    try:
+        mapping = compose.composed(text)
+    except UsageError as error:
+        raise Unpredictable(str(error)) from error
+    return HardwareProfile.from_mapping(mapping, text, engine.software)
+
+
+def _part(text: str) -> object | None:
+    """Return the part whose name stands in a row's field: the longest that is found there."""
+    words = re.sub(r"\(.*?\)|,.*", " ", text).replace("/", " ").split()
+    for size in range(len(words), 0, -1):
+        for at in range(len(words) - size + 1):
+            found = matches(" ".join(words[at : at + size]))
+            if len(found) == 1:
+                return parts()[found[0]]
+            if found and size > 1:
+                memory = re.search(r"(\d+) ?GB", text)
+                named = [key for key in found if memory and memory[1] in key]
+                return parts()[(named or sorted(found))[0]]
+    inside = re.findall(r"\(([^)]*)\)", text)
+    return _part(inside[0]) if inside and "(" not in inside[0] else None
+
+
+def _processor(row: Row, unsaid: list[tuple[str, str]]) -> Processor:
+    text = re.sub(r"^\s*\dx\s+|^\s*dual\s+", "", row.cpu, flags=re.IGNORECASE)
+    found = _part(re.sub(r"\d+ ?c\b|\d+ vCPU", "", text))
+    if isinstance(found, Processor):
+        return found
+    server = bool(_SERVER.search(row.cpu)) or (row.sockets or 1) > 1 or (row.n_gpu or 1) > 2
+    key = SERVER if server else DESKTOP
+    kind = "server" if server else "desktop"
+    unsaid.append((f"processor of a {kind}", f"{row.cpu or 'none'}; {parts()[key].name} stands in"))
+    stand_in = parts()[key]
+    assert isinstance(stand_in, Processor)
+    return stand_in
+
+
+def _sockets(row: Row, processor: Processor) -> int:
+    said = re.match(r"\s*(\d)x", row.cpu)
+    sockets = row.sockets or (int(said[1]) if said else 1)
+    return max(1, min(sockets, processor.sockets))
+
+
+def _memory(
+    row: Row, processor: Processor, sockets: int, unsaid: list[tuple[str, str]]
+) -> list[str]:
+    """Return the word of the memory's rate and modules, if it is known and fits."""
+    said = re.search(r"(DDR[45])-(\d{4})", row.ram_type.upper())
+    kind = next((k for k in processor.memory if k in row.ram_type.upper()), None)
+    if said is None or said[1] not in processor.memory:
+        if row.ram_gb_s is None:
+            unsaid.append(("rate of the memory", "the processor's"))
+        if kind is None:
+            return []
+        said_rate = processor.memory[kind]
+    else:
+        kind, said_rate = said[1], int(said[2])
+    number = re.search(r"\d+", row.ram_channels)
+    if number is None or "bit" in row.ram_channels:
+        if row.ram_gb_s is None:
+            unsaid.append(("memory channels", "all of the processor's"))
+        return [f"{kind}-{said_rate}".lower()]
+    channels = int(number[0])
+    if sockets > 1 and ("per" in row.ram_channels or channels <= processor.channels):
+        channels *= sockets
+    channels = min(channels, processor.channels * sockets)
+    return [f"{kind}-{said_rate}*{channels}".lower()]
+
+
+def _measured_bandwidth(row: Row, profile: HardwareProfile) -> HardwareProfile:
+    """Put a bandwidth that the author measured in place of the composed one."""
+    if not row.ram_gb_s or re.search(r"theoretical|nominal", row.notes, re.IGNORECASE):
+        return profile
+    nominal = re.search(r"(\d+) channels? of DDR\d-(\d+)", profile.description)
+    if nominal and row.ram_gb_s > 0.95 * int(nominal[1]) * int(nominal[2]) * 8e-3:
+        return profile  # it is the nominal one
+    number = profile.host.gemv_bandwidth
+    changed = number.model_copy(update={
+        "value": 0.9 * row.ram_gb_s, "range": (0.75 * row.ram_gb_s, row.ram_gb_s), "unit": "GB/s",
+        "source": "nine tenths of what the row's author measured",
+    })  # fmt: skip
+    host = profile.host.model_copy(update={"gemv_bandwidth": changed})
+    return profile.model_copy(update={"host": host})
+
+
+def _bound(row: Row) -> bool:
+    """Return whether each socket reads weights in its own memory: copies, or NUMA placement."""
+    text = row.other_flags + row.notes
+    return bool(re.search(r"numa(?!ctl)", text, re.IGNORECASE)) or "dual socket" in text
+
+
+def _unbound(profile: HardwareProfile, sockets: int) -> HardwareProfile:
+    """Return the bandwidth of several sockets whose weights lie anywhere: below that of one."""
+    number = profile.host.gemv_bandwidth
+    one = number.value / compose.TWO_SOCKETS ** math.log2(sockets)
+    changed = number.model_copy(update={
+        "value": UNBOUND * one, "range": (compose.SOCKETS_LOWEST * UNBOUND * one, 1.5 * one),
+        "source": "two EPYC 9175F read .41 of nominal without placement, .74 with it (llama.cpp "
+        "issue 11744)",
+    })  # fmt: skip
+    host = profile.host.model_copy(update={"gemv_bandwidth": changed})
+    return profile.model_copy(update={"host": host})
+
+
+def _link_rate(profile: HardwareProfile, gb_s: float) -> HardwareProfile:
+    changed = profile.link.pinned_h2d.model_copy(update={
+        "value": gb_s, "range": (0.95 * gb_s, 1.05 * gb_s), "unit": "GB/s",
+        "source": "the row's author",
+    })  # fmt: skip
+    one = profile.link.in_engine_efficiency.model_copy(update={"value": 1.0, "range": None})
+    link = profile.link.model_copy(update={"pinned_h2d": changed, "in_engine_efficiency": one})
+    return profile.model_copy(update={"link": link})
+
+
+# ------------------------------------------------------------------------------ the model
+
+
+def _bits(row: Row, unsaid: list[tuple[str, str]]) -> Bits:
+    """Return the bits of a row's format: as stated for its experts, else by the format's name."""
+    found = None
+    text = row.quant.lower().replace("-", "_")
+    for name in sorted(format_names(), key=len, reverse=True):
+        if re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![0-9a-z])", text):
+            found = bits_of(name)
+            break
+    if found is None:
+        numbered = re.search(r"q([2-8])", text)
+        if numbered is not None:
+            name = {"8": "q8_0", "6": "q6_k"}.get(numbered[1], f"q{numbered[1]}_k")
+            found = bits_of(name)
+    overall = re.search(r"([\d.]+) ?bpw", row.quant)
+    if found is None and overall is not None:
+        found = Bits(float(overall[1]), float(overall[1]))
+    if row.bits_per_weight is not None:
+        return Bits(float(row.bits_per_weight), found.others if found else 8.5)
+    unsaid.append(("bits" if found else "quantisation", f"{(found or USUAL).routed:.3g} a weight"))
+    return found or USUAL
+
+
+def _format_rate(quant: str) -> float:
+    """Return the rate of a format's products on the host, over that of plain 4-bit blocks."""
+    text = quant.lower()
+    if re.search(r"iq[1-3]", text):
+        return 0.5
+    return 0.65 if re.search(r"mxfp4|nvfp4", text) else 1.0
+
+
+def _experts_used(shape: ModelShape, row: Row, engine: Engine) -> ModelShape:
+    """Return the shape with the number of experts that a row's run used."""
+    fewer = re.search(r"(\d+) of \d+ experts|\bser (\d+)", row.other_flags)
+    if fewer is None:
+        return shape
+    used = int(fewer[1] or fewer[2])
+    return shape.model_copy(update={"top_k": used}) if 0 < used <= shape.num_experts else shape
+
+
+def _hot(row: Row, shape: ModelShape) -> float:
+    """Return the share of each layer's experts that the device holds beside the host's."""
+    text = row.cached_experts_or_slots.lower()
+    of = re.search(r"(\d+) of (\d+)", text)
+    alone = re.search(r"(\d+) (?:gpu )?(?:experts|slots)", text)
+    share = int(of[1]) / int(of[2]) if of else int(alone[1]) / shape.num_experts if alone else 0.0
+    return min(1.0, share)
+
+
+def _hits(row: Row, hot: float) -> float:
+    """Return the share of a token's experts that are hot: as stated, else by the law."""
+    stated = row.hit_rate if row.hit_rate else None
+    return stated if stated is not None and hot else hot**STATIC_HITS if hot else 0.0
+
+
+# ------------------------------------------------------------------------------ lengths, places
+
+
+def _lengths(row: Row, unsaid: list[tuple[str, str]]) -> Lengths:
+    """Return a row's tokens; a prompt of N_KV cached tokens is llama-sweep-bench's convention."""
+    flags, said = row.other_flags.lower(), row.prompt_tokens
+    named = re.search(r"prompt class (\w+)", flags)
+    deep = re.search(r"depth (\d+)k", flags)
+    classes = {"short": 100, "medium": 1000, "long": 4000}
+    context = int(said) if said is not None else classes.get(named[1] if named else "", 512)
+    if said is None and not named:
+        unsaid.append(("prompt", "512 tokens"))
+    if deep:
+        context = 1024 * int(deep[1])
+    new = int(row.new_tokens or 128)
+    if row.sweeps:
+        chunk = int(row.ubatch or 512)
+        return Lengths(context + new // 2, chunk, context)
+    return Lengths(context + new // 2, max(1, context), 0)
+
+
+def _placement(
+    row: Row, shape: ModelShape, bits: Bits, profile: HardwareProfile, on_host: bool,
+    lengths: Lengths, unsaid: list[tuple[str, str]],
+) -> tuple[int, bool]:  # fmt: skip
+    """Return the first layer with experts on the device, and whether whole layers are before it."""
+    layers, moe = shape.num_layers, shape.moe_layers
+    if profile.pool and not on_host:
+        return 0, False
+    if on_host:
+        return layers, True
+    flags, said = row.other_flags.lower(), row.n_cpu_moe
+    whole = re.search(r"-ngl (\d+) ?(?:whole|\()|(\d+) (?:whole )?layers on gpu", flags)
+    if whole is not None:
+        return layers - min(layers, int(whole[1] or whole[2])), True
+    if said == "all" or (said is None and engine_holds_all(row)):
+        return layers, False
+    if isinstance(said, int):
+        number = said
+        leading = moe[0] if number < len(moe) and re.search(r"n-?cpu-?moe|ncmoe", flags) else 0
+        here = min(len(moe), max(0, number - leading))
+        return (moe[here] if here < len(moe) else layers), False
+    here = _fitting(shape, bits, profile, lengths)
+    unsaid.append(("placement", f"experts of {here} of {len(moe)} layers on the host"))
+    return (moe[here] if here < len(moe) else layers), False
+
+
+def engine_holds_all(row: Row) -> bool:
+    """Return whether an engine keeps all routed experts in host memory unless a row says so."""
+    found = engine_of(row.system, row.notes)
+    text = (row.other_flags + row.notes).lower()
+    return found is not None and (found.name != "llama.cpp" or "experts on cpu" in text)
+
+
+def _fitting(shape: ModelShape, bits: Bits, profile: HardwareProfile, lengths: Lengths) -> int:
+    """Return how many layers' experts stay on the host where the device is filled with others."""
+    free = profile.gpu.memory.bytes * FILLED - BUFFERS
+    free -= shape.common_bytes(bits.others) + shape.kv_bytes(max(8192, lengths.context))
+    layer = shape.num_experts * shape.expert_bytes(bits.routed)
+    return len(shape.moe_layers) - min(len(shape.moe_layers), max(0, math.floor(free / layer)))

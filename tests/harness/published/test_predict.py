@@ -1,0 +1,189 @@
+"""Predictions of published rows: by hand, by what every machine obeys, and their refusals."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebench.harness.published.case import Unpredictable, case_of
+from moebench.harness.published.predict import milliseconds, predict_row
+from moebench.harness.published.prediction import Phase
+from moebench.harness.published.routing import Drawn, used_experts
+from moebench.harness.published.rows import Row
+from moebench.substrate.models.catalogue import find_shape
+
+#: A desktop with everything named: 36 layers of 128 experts, 4 used, 24.9 M weights each.
+SAID: dict[str, Any] = {
+    "id": "one", "model": "gpt-oss-120b", "quant": "MXFP4", "bits_per_weight": 4.25,
+    "gpu": "RTX 3090", "n_gpu": 1, "cpu": "Ryzen 9 7950X", "sockets": 1, "ram_gb": 96.0,
+    "ram_type": "DDR5-5200", "ram_channels": "2", "system": "llama.cpp", "n_cpu_moe": "all",
+    "threads": 16, "ubatch": 512, "other_flags": "--no-mmap", "prompt_tokens": 512,
+    "new_tokens": 128, "decode_tok_s": 20.0, "prefill_tok_s": 300.0,
+}  # fmt: skip
+
+
+def row(**changes: Any) -> Row:
+    return Row(**(SAID | changes))
+
+
+def rate(phase: Phase = "decode", **changes: Any) -> float:
+    found = {one.phase: one for one in predict_row(row(**changes))}[phase]
+    assert found.predicted is not None, found.reason
+    return found.predicted
+
+
+def test_a_decoded_token_by_hand() -> None:
+    """36 layers on the host, each 4 experts of 13.2 MB at 66.6 GB/s and a hand-over of 80 us."""
+    case = case_of(row())
+    weights = 24_891_840
+    bandwidth = case.profile.host.gemv_bandwidth.bytes_per_s
+    on_host = 36 * (80e-6 + 4 * weights * 4.25 / 8 / bandwidth)
+    shape = find_shape("gpt-oss-120b")
+    read = 936e9 * 0.65  # single layers' reads on the card
+    common = shape.active_common_params - shape.num_layers * shape.gate_params
+    at_most = on_host + common * 16 / 8 / read + 36 * 40 * 5e-6 + 36 * 30e-6
+    took = milliseconds(case, case.profile, "decode") / 1e3
+    # The profile's own hand-over is 20 us; the engine's rules make it 80.
+    assert on_host - 36 * 60e-6 < took < at_most
+    predicted = 1 / rate()
+    assert predicted == pytest.approx(took + 36 * 60e-6, rel=1e-3)
+
+
+def test_experts_that_fit_on_the_card_save_their_layers() -> None:
+    """A layer that leaves the host saves its product and hand-over there, less that of the card."""
+    times = [1 / rate(n_cpu_moe=n) for n in (36, 24, 12, 0)]
+    steps = [a - b for a, b in itertools.pairwise(times)]
+    assert steps[0] == pytest.approx(steps[1], rel=0.01)
+    assert steps[1] == pytest.approx(steps[2], rel=0.01)
+    layer = 80e-6 + 4 * 24_891_840 * 4.25 / 8 / 66.56e9
+    assert 0.85 * layer < steps[0] / 12 < layer
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 15), st.sampled_from([0, 10, 20, 30]), st.integers(0, 20_000))
+def test_more_of_anything_is_never_slower(threads: int, layers: int, context: int) -> None:
+    asked = {"threads": threads, "n_cpu_moe": layers, "prompt_tokens": context}
+    here = rate(**asked)
+    assert rate(**asked | {"threads": threads + 1}) >= here
+    assert rate(**asked | {"ram_type": "DDR5-6000"}) >= here
+    assert rate(**asked | {"n_cpu_moe": layers + 6}) <= here
+    assert rate(**asked | {"prompt_tokens": context + 4000}) <= here
+
+
+def test_prefill_streams_once_for_each_micro_batch() -> None:
+    """Twice the micro-batch needs half the copies of experts that all its tokens use."""
+    small, large = (rate("prefill", ubatch=n, prompt_tokens=4096) for n in (1024, 4096))
+    assert 1.5 < large / small < 4
+
+
+def test_repacked_weights_are_multiplied_on_the_host() -> None:
+    streamed = rate("prefill", system="ik_llama.cpp")
+    repacked = rate("prefill", system="ik_llama.cpp", other_flags="-rtr -fmoe --no-mmap")
+    assert repacked != pytest.approx(streamed, rel=0.05)
+    case = case_of(row(system="ik_llama.cpp", other_flags="-rtr"))
+    assert case.engine.streams_from is None
+
+
+def test_page_locked_copies_are_faster() -> None:
+    assert rate("prefill") > 1.5 * rate("prefill", other_flags="mmap")
+
+
+def test_a_sweeps_prompt_is_a_chunk_behind_cached_tokens() -> None:
+    swept = case_of(row(notes="llama-sweep-bench", prompt_tokens=4096))
+    assert swept.lengths == (4096 + 64, 512, 4096)
+    assert case_of(row(prompt_tokens=4096)).lengths == (4096 + 64, 4096, 0)
+
+
+def test_hot_experts_save_the_link() -> None:
+    gnf4 = {"system": "gnf4", "gpu": "H200", "h2d_gb_s": 45.0, "n_cpu_moe": None,
+            "other_flags": "graphs"}  # fmt: skip
+    times = [1 / rate(**gnf4, cached_experts_or_slots=f"static {n} of 128", hit_rate=hits)
+             for n, hits in ((8, 0.3), (64, 0.8), (128, 1.0))]  # fmt: skip
+    assert times[0] > times[1] > times[2]
+    misses = 36 * 4 * 0.7 * 24_891_840 * 4.25 / 8 / 45e9
+    assert times[0] == pytest.approx(misses, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"system": "some engine"}, "no rules of the engine 'some engine'"),
+        ({"model": "Unheard-9B"}, "model 'Unheard-9B' is not in the catalogue"),
+        ({"gpu": "RTX 9990"}, "card 'RTX 9990' is not among the parts"),
+        ({"other_flags": "MTP draft 2"}, "speculative decoding: how many tokens are accepted"),
+        ({"notes": "driver spill to shared memory"}, "the card's memory is exceeded"),
+    ],
+)
+def test_what_cannot_be_predicted_says_why(changes: dict[str, Any], reason: str) -> None:
+    found = predict_row(row(**changes))
+    assert [one.phase for one in found] == ["decode", "prefill"]
+    assert all(one.predicted is None and one.reason.startswith(reason) for one in found)
+    with pytest.raises(Unpredictable):
+        case_of(row(**changes))
+
+
+def test_without_drafts_is_no_speculation() -> None:
+    assert rate(other_flags="no draft") > 0
+
+
+def test_what_a_row_does_not_say_widens_its_interval() -> None:
+    full, less = predict_row(row())[0], predict_row(row(cpu="", ram_type="", threads=None))[0]
+    widths = [math.log((one.high or 0) / (one.low or 1)) for one in (full, less)]
+    assert 0 < widths[0] < widths[1]
+    assert full.remarks == ()
+    assert any("processor of a desktop not said" in remark for remark in less.remarks)
+
+
+def test_a_rate_above_what_the_memory_allows_is_remarked_on() -> None:
+    (found,) = predict_row(row(decode_tok_s=500.0, prefill_tok_s=None))
+    assert "impossible as stated" in found.remarks[-1]
+    (fine,) = predict_row(row(decode_tok_s=20.0, prefill_tok_s=None))
+    assert fine.remarks == ()
+
+
+def test_one_memory_and_no_card() -> None:
+    pool = rate(gpu="Radeon 8060S (Strix Halo, one pool)", cpu="Ryzen AI Max+ 395",
+                ram_type="", ram_channels="", n_cpu_moe=0)  # fmt: skip
+    alone = rate(gpu="", n_gpu=0, other_flags="CPU only")
+    assert pool > 1.5 * alone  # 256 GB/s against 83
+    assert alone < rate()
+
+
+def test_two_sockets_without_placement_are_slower_than_bound_ones() -> None:
+    server = {"cpu": "2x Xeon Gold 6454S", "sockets": 2, "ram_type": "DDR5-4800",
+              "ram_channels": "8 per socket", "threads": 64}  # fmt: skip
+    anywhere, bound = rate(**server), rate(**server, notes="NUMA copies")
+    assert bound / anywhere > 1.2
+
+
+@pytest.mark.parametrize(("rows", "share"), [(256, 0.63), (512, 0.76), (2048, 0.98)])
+def test_the_law_of_used_experts_has_the_measured_shares(rows: int, share: float) -> None:
+    assert used_experts(rows, 4, 128) / 128 == pytest.approx(share, abs=0.06)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 700), st.sampled_from([64, 512]))
+def test_drawn_rows_choose_distinct_experts(rows: int, micro_batch: int) -> None:
+    shape = find_shape("qwen3-30b-a3b")
+    model = Drawn(shape, rows, micro_batch)
+    model.begin([[0] * rows], 1)
+    model.embed("prefill")
+    ids_TK = model.gate(0).ids_TK
+    assert ids_TK.shape == (rows, 8)
+    assert all(len(set(one)) == 8 for one in ids_TK.tolist())
+    counts = model.dispatch(0, ids_TK, ids_TK)
+    assert sum(counts.values()) == rows * 8
+    assert len(counts) >= used_experts(min(rows, micro_batch), 8, 128)
+
+
+def test_hits_have_the_stated_share() -> None:
+    shape = find_shape("gpt-oss-120b")
+    model = Drawn(shape, 1, 512, hot=16, hits=0.4)
+    model.begin([[0]], 2)
+    model.embed("decode")
+    ids = [model.gate(layer).ids_TK[0].tolist() for layer in range(36)]
+    assert sum(e < 16 for one in ids for e in one) / (36 * 4) == pytest.approx(0.4, abs=0.02)
+    assert all(len(set(one)) == 4 for one in ids)
