@@ -27,9 +27,9 @@ FILLED, BUFFERS = 0.94, 1.2e9
 
 #: Standard deviations of the logarithm of a rate for what a row does not say.
 UNSAID = {
-    "quantisation": 0.25, "bits": 0.05, "placement": 0.30, "processor of a desktop": 0.35,
-    "processor of a server": 0.60, "rate of the memory": 0.15, "memory channels": 0.10,
-    "threads": 0.05, "several sockets": 0.25, "prompt": 0.5,
+    "quantisation": 0.25, "bits": 0.05, "placement": 0.30, "processor itself": 0.20,
+    "processor of a desktop": 0.35, "processor of a server": 0.60, "rate of the memory": 0.15,
+    "memory channels": 0.10, "threads": 0.05, "several sockets": 0.25, "prompt": 0.5,
 }  # fmt: skip
 
 #: Bandwidth of several sockets over that of one where weights lie anywhere: .41 / .74 x 1.5.
@@ -43,6 +43,32 @@ NOISE = 0.10
 
 #: Processors that stand for one that the row does not name.
 DESKTOP, SERVER = "ryzen-7-7700", "epyc-9354"
+
+#: Processors that stand for another one of their family: as many memory channels at that rate.
+FAMILIES = (
+    (r"epyc.*\b9\d\d5", "epyc-9355"),
+    (r"epyc.*\b9\d\d|genoa|zen ?4 host", "epyc-9354"),
+    (r"epyc.*\b7", "epyc-7763"),
+    (r"e5-\d+\w* ?v3", "xeon-e5-2690-v3"),
+    (r"e5-\d+", "xeon-e5-2650-v4"),
+    (r"e7-\d+", "xeon-e7-8890-v3"),
+    (r"xeon.*69\d\dp|granite", "xeon-6980p"),
+    (r"xeon.*\b[3-9]5\d\d|emerald", "xeon-platinum-8592"),
+    (r"xeon.*\b[3-9]4\d\d|sapphire", "xeon-gold-6430"),
+    (r"xeon.*\b[2-9][23]\d\d|ice ?lake|cascade", "xeon-gold-6252"),
+    (r"xeon.*\b[2-9]1\d\d|skylake|p-81", "xeon-gold-6138"),
+    (r"xeon w", "xeon-w5-3425"),
+    (r"threadripper pro.*[79]\d\d5", "threadripper-pro-7965wx"),
+    (r"threadripper pro", "threadripper-pro-5975wx"),
+    (r"threadripper", "threadripper-7980x"),
+    (r"ryzen.*\b[789]\d{3}", "ryzen-7-7700"),
+    (r"ryzen", "ryzen-7-5800x"),
+    (r"i[3579]-1[234]\d{3}|core ultra", "core-i5-12600k"),
+    (r"i[3579]-\d{4,5}", "core-i7-8700"),
+)
+
+#: Hand-over in a virtual machine over that of a real one: 0.25 against 0.1 ms a layer.
+VIRTUAL = 2.5
 
 _SERVER = re.compile(r"epyc|xeon|threadripper pro|server|socket|vcpu", re.IGNORECASE)
 _ENGINES_OWN = re.compile(r"\bmtp\b|speculat|draft", re.IGNORECASE)
@@ -74,7 +100,7 @@ class Case:
         whole: layers before it whose attention and dense parts are on the host, too.
         hot: experts of each host layer that the device holds, as a share.
         hits: share of a token's experts in those layers that are among them.
-        threads: of the host; None is all cores.
+        threads: of the host.
         on_host: the whole model is on the host, which is the profile's device, too.
         unsaid: standard deviations of what the row does not say.
     """
@@ -88,7 +114,7 @@ class Case:
     whole: bool
     hot: float
     hits: float
-    threads: int | None
+    threads: int
     micro_batch: int
     lengths: Lengths
     pinned: bool
@@ -123,6 +149,8 @@ def case_of(row: Row) -> Case:
         raise Unpredictable(f"model {row.model!r} is not in the catalogue") from error
     unsaid: list[tuple[str, str]] = []
     profile, threads, on_host = _machine(row, engine, unsaid)
+    if not on_host and re.search(r"vcpu|\bvm\b|virtual", row.cpu, re.IGNORECASE):
+        engine = engine._replace(handoff_us=VIRTUAL * engine.handoff_us)
     bits = _bits(row, unsaid)
     shape = _experts_used(shape, row, engine)
     lengths = _lengths(row, unsaid)
@@ -145,13 +173,14 @@ def case_of(row: Row) -> Case:
 
 def _machine(
     row: Row, engine: Engine, unsaid: list[tuple[str, str]]
-) -> tuple[HardwareProfile, int | None, bool]:
+) -> tuple[HardwareProfile, int, bool]:
     """Return the composed machine, the host's threads, and whether there is no card."""
     pool = next((p for text in (row.gpu, row.cpu) if isinstance(p := _part(text), Pool)), None)
     if pool is not None:
         low, high = pool.memory_gib
         ram = min(max(row.ram_gb or high, low), high)
-        return _profile(f"{pool.key}+ram={ram:g}", engine), None, False
+        profile = _profile(f"{pool.key}+ram={ram:g}", engine)
+        return profile, profile.host.cores.count, False
     alone = row.n_gpu == 0 or bool(re.search(r"cpu only|, cpu$", row.other_flags, re.I))
     words = ["cpu-only"]
     if not alone:
@@ -174,8 +203,11 @@ def _machine(
         profile = _link_rate(profile, row.h2d_gb_s)
     if row.threads is None:
         unsaid.append(("threads", "one for each core"))
+    said_cores = re.search(r"(\d+) ?c\b|(\d+) vCPU", row.cpu)
     cores = profile.host.cores.count
-    threads = None if row.threads is None else max(1, min(int(row.threads), cores))
+    if said_cores is not None:
+        cores = sockets * int(said_cores[1] or said_cores[2])
+    threads = max(1, min(row.threads or cores, cores))
     return profile, threads, alone
 
 
@@ -208,6 +240,12 @@ def _processor(row: Row, unsaid: list[tuple[str, str]]) -> Processor:
     found = _part(re.sub(r"\d+ ?c\b|\d+ vCPU", "", text))
     if isinstance(found, Processor):
         return found
+    family = next((key for said, key in FAMILIES if re.search(said, row.cpu.lower())), None)
+    if family is not None:
+        relative = parts()[family]
+        assert isinstance(relative, Processor)
+        unsaid.append(("processor itself", f"{relative.name} stands for {row.cpu}"))
+        return relative
     server = bool(_SERVER.search(row.cpu)) or (row.sockets or 1) > 1 or (row.n_gpu or 1) > 2
     key = SERVER if server else DESKTOP
     kind = "server" if server else "desktop"
@@ -219,7 +257,8 @@ def _processor(row: Row, unsaid: list[tuple[str, str]]) -> Processor:
 
 def _sockets(row: Row, processor: Processor) -> int:
     said = re.match(r"\s*(\d)x", row.cpu)
-    sockets = row.sockets or (int(said[1]) if said else 1)
+    dual = 2 if re.match(r"\s*dual", row.cpu, re.IGNORECASE) else 1
+    sockets = row.sockets or (int(said[1]) if said else dual)
     return max(1, min(sockets, processor.sockets))
 
 

@@ -34,7 +34,7 @@ class Engine(NamedTuple):
 
 LLAMA = Engine("llama.cpp", "ggml")
 
-#: By the beginning of a row's ``system``, in lower case; sources in docs/published.md.
+#: By the beginning of a row's ``system``, in lower case; sources in `docs/published.md`.
 ENGINES: dict[str, Engine] = {
     "ik_llama": LLAMA._replace(gain=1.3, host_share=1.1),
     "llama.cpp": LLAMA,

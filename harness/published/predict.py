@@ -198,9 +198,11 @@ def _with_rules(profile: HardwareProfile, rules: Rules) -> HardwareProfile:
     gpu = profile.gpu.model_copy(update={"tensor_efficiency": tensor})
     # Engines copy whole tensors.
     pinned, link = profile.link.pinned_h2d, profile.link
+    # An unpinned copy is read, written to a staging buffer and read again by the card.
+    through = host.gemv_bandwidth.value / 3
     unpinned = link.pageable_h2d.model_copy(update={
-        "value": UNPINNED * pinned.value, "unit": pinned.unit,
-        "range": (UNPINNED_LOWEST * pinned.value, pinned.value),
+        "value": min(UNPINNED * pinned.value, through), "unit": pinned.unit,
+        "range": (min(UNPINNED_LOWEST * pinned.value, through), pinned.value),
     })  # fmt: skip
     whole = link.in_engine_efficiency.model_copy(update={"value": 1.0, "range": None})
     link = link.model_copy(update={"pageable_h2d": unpinned, "in_engine_efficiency": whole})
