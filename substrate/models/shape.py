@@ -89,6 +89,16 @@ class LatentAttention(Extensible):
     v_head_dim: int = Field(gt=0)
     q_lora_rank: int | None = Field(default=None, gt=0)
 
+    def products(self, decode: bool) -> int:
+        """Return the multiplications of a head for one query and one key, scores and values.
+
+        A decoded token's query is multiplied with the latent vectors themselves (DeepSeek-V2, 2.1:
+        the up-projection is absorbed); a prompt's with keys and values that are projected up.
+        """
+        if decode:
+            return 2 * self.kv_lora_rank + self.qk_rope_head_dim
+        return self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim
+
 
 class RopeScaling(BaseModel):
     """Parameters that stretch rotary positions beyond the lengths of a model's first training.

@@ -448,3 +448,22 @@ def test_windows_bound_what_attention_reads() -> None:
     _, flops = costs.work(Op(OpKind.ATTEND, 0, (1000,), (), 1000, 500_500))
     products = 2 * (oss.attention_params + oss.norm_params) * 1000
     assert flops - products == 4 * (500_500 + 128_000) / 2 * 64 * 64
+
+
+def test_decode_attention_over_latent_vectors_is_arithmetic() -> None:
+    """DeepSeek-V2-Lite: 16 heads, vectors of 512 and 64 rotary values, 8,000 cached tokens."""
+    lite = model_shape("deepseek-v2-lite")
+    costs = CostModel(A6000, lite, "bf16")
+    decoded, prompt = (
+        Op(OpKind.ATTEND, 0, (rows,), (), 8000, pairs)
+        for rows, pairs in ((1, 8000), (8000, 32_004_000))
+    )
+    products = 2 * 16 * (2 * 512 + 64) * 8000
+    weights = 2 * (lite.attention_params + lite.norm_params)
+    assert costs.work(decoded) == (weights + 8000 * 576 * 2, products + weights)
+    without = costs.ns(Op(OpKind.ATTEND, 0, (1,)), Lane.DEVICE)
+    assert costs.ns(decoded, Lane.DEVICE) - without == pytest.approx(
+        products / (154_800 * 0.06), abs=1
+    )
+    _, flops = costs.work(prompt)
+    assert flops - weights * 8000 == 2 * 16 * (128 + 64 + 128) * 32_004_000
