@@ -201,8 +201,8 @@ class _Described:
         if not moe:
             old = self._with(r"ffn_up\.\d+\.weight")
             why = "stores each expert as a tensor of its own (an old file)" if old else (
-                f"has no routed experts (architecture {self.architecture!r}), and moebench charges "
-                "Mixture-of-Experts models"
+                f"has no routed experts (architecture {self.architecture!r}); allowed: a "
+                "Mixture-of-Experts model"
             )  # fmt: skip
             raise self._wrong(why)
         first = moe[0]
