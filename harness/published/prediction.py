@@ -14,7 +14,6 @@ class Prediction(NamedTuple):
         predicted: tokens per second; None if the row cannot be predicted.
         low, high: ends of the 80 % interval of the prediction; None with it.
         reason: why the row cannot be predicted, as one line; empty if it is.
-        parts: milliseconds of a token (decode) or of the prompt (prefill) by lane or cause.
         remarks: what the row does not say and was assumed; what is impossible about it.
     """
 
@@ -25,5 +24,4 @@ class Prediction(NamedTuple):
     low: float | None = None
     high: float | None = None
     reason: str = ""
-    parts: tuple[tuple[str, float], ...] = ()
     remarks: tuple[str, ...] = ()

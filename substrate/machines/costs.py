@@ -39,7 +39,7 @@ def _decodes(op: Op) -> bool:
 
 
 def _nearest(stored_as: Precision | ExpertDtype | float) -> str:
-    """Return the named precision whose kernels multiply weights of so many bits."""
+    """Return the named precision whose kernels multiply weights with the bits ``stored_as``."""
     if not isinstance(stored_as, float):
         return stored_as
     limits = ((3.5, "2bit"), (7.0, "4bit"), (9.0, "int8"))

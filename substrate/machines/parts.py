@@ -7,6 +7,7 @@ and vendor, and in short forms that leave words of the series out.
 
 import difflib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import combinations
@@ -56,7 +57,7 @@ def _ordered(*pairs: tuple[str, _Range | None]) -> None:
             raise ValueError(f"{name}: allowed: [lowest, highest]")
 
 
-class Part(Inert):
+class Part(Inert, ABC):
     """A part that can be bought, with the source of its numbers.
 
     Attributes:
@@ -86,9 +87,9 @@ class Part(Inert):
         """Return the badge of one field."""
         return "estimate" if field in self.estimated else self.badge
 
+    @abstractmethod
     def summary(self) -> str:
         """Return the main numbers of the part as text."""
-        raise NotImplementedError
 
 
 class Lanes(Inert):

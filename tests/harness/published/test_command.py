@@ -1,6 +1,5 @@
 """`moebench validate --published` and `--add-row`, with a predictor that the test makes up."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -143,25 +142,6 @@ def test_damaged_rows_are_refused_before_the_predictor_is_loaded(file, monkeypat
     write(file, {"threads": "0"})
     assert "rows.csv:2: threads 0: cannot be" in refused(*PUBLISHED, file)
     assert "no.csv: no such file or folder" in refused(*PUBLISHED, "no.csv")
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("moebench.harness.published.predict") is not None,
-    reason="there is a predictor",
-)
-def test_absent_predictor_is_refused(file) -> None:
-    assert "this installation has no predictor of rows" in refused(*PUBLISHED, file)
-
-
-def test_predictor_that_lacks_a_package_is_not_called_absent(file, monkeypatch) -> None:
-    from moebench.harness.cli import published
-
-    def fail(name):
-        raise ModuleNotFoundError("no gguf", name="gguf")
-
-    monkeypatch.setattr(published, "import_module", fail)
-    with pytest.raises(ModuleNotFoundError, match="no gguf"):
-        published._predictor()
 
 
 # ---------------------------------------------------------------- rows of one's own

@@ -3,7 +3,6 @@
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import gguf
@@ -231,29 +230,26 @@ def test_mixed_up_parts_are_refused(tmp_path: Path) -> None:
 
 # ----------------------------------------------------------------------------- large files
 
-_TIMED = """
-import resource, sys, time
+_MEASURED = """
+import resource, sys
 from pathlib import Path
 from moebench.substrate.models.gguf_shape import read_gguf
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start = time.perf_counter()
 read_gguf(Path(sys.argv[1]))
-print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_header_of_a_large_sparse_file_is_read_in_under_a_second(tmp_path: Path) -> None:
+def test_header_of_a_large_sparse_file_is_read_without_its_texts(tmp_path: Path) -> None:
     shape = model_shape("qwen3-235b-a22b")
     kinds = {"routed": Kind.IQ2_XXS, "others": Kind.Q4_K}
     path = write_gguf(tmp_path / "big.gguf", shape, kinds, tokens=shape.vocab_size)
     assert path.stat().st_size > 60e9
     assert path.stat().st_blocks * 512 < 20e6  # the data is a hole
     ran = subprocess.run(
-        [sys.executable, "-c", _TIMED, str(path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _MEASURED, str(path)], capture_output=True, text=True, check=True
     )
-    seconds, kilobytes = map(float, ran.stdout.split())
-    assert seconds < 1
-    assert kilobytes < 40_000
+    assert int(ran.stdout) < 40_000  # KB: the vocabulary's texts are skipped
     tokens = read_header(path).values["tokenizer.ggml.tokens"]
     assert tokens == Skipped(shape.vocab_size)
 
@@ -263,12 +259,10 @@ def test_header_of_a_large_sparse_file_is_read_in_under_a_second(tmp_path: Path)
 
 def test_truncated_headers_are_refused(tmp_path: Path) -> None:
     whole, path = header_bytes(tmp_path / "m.gguf"), tmp_path / "cut.gguf"
-    start = time.perf_counter()
     for size in [*range(0, len(whole) - 97, 97), 1, 3, 4, 23, len(whole) - 40]:
         path.write_bytes(whole[:size])
         line = refused(path)
         assert "ends inside its header" in line or "GGUF" in line
-    assert time.perf_counter() - start < 5
     path.write_bytes(whole)  # A file without its data: the header suffices.
     assert read_gguf(path).shape == SMALL
 
@@ -316,14 +310,13 @@ def test_impossible_headers_are_refused(tmp_path: Path, content: bytes, says: st
     assert says in refused(path)
 
 
-def test_a_hole_full_of_texts_takes_no_long_time(tmp_path: Path) -> None:
-    path, start = tmp_path / "m.gguf", time.perf_counter()
+def test_a_hole_full_of_texts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
     head = struct.pack("<IQQQ1sIIQ", 3, 0, 2, 1, b"k", 9, 8, MOST_STRINGS)
     path.write_bytes(b"GGUF" + head)
     with path.open("r+b") as file:
         file.truncate(60 * 10**9)
     refused(path)
-    assert time.perf_counter() - start < 5
 
 
 def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
