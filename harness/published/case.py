@@ -32,12 +32,6 @@ UNSAID = {
     "memory channels": 0.10, "threads": 0.05, "several sockets": 0.25, "prompt": 0.5,
 }  # fmt: skip
 
-#: Bandwidth of several sockets over that of one where weights lie anywhere: .41 / .74 x 1.5.
-UNBOUND = 0.83
-
-#: A static share s of a layer's experts is hit with s to this power (recorded routing).
-STATIC_HITS = 0.43
-
 #: Repetitions of one measurement differ by this share.
 NOISE = 0.10
 
@@ -67,9 +61,6 @@ FAMILIES = (
     (r"i[3579]-\d{4,5}", "core-i7-8700"),
 )
 
-#: Hand-over in a virtual machine over that of a real one: 0.25 against 0.1 ms a layer.
-VIRTUAL = 2.5
-
 _SERVER = re.compile(r"epyc|xeon|threadripper pro|server|socket|vcpu", re.IGNORECASE)
 _ENGINES_OWN = re.compile(r"\bmtp\b|speculat|draft", re.IGNORECASE)
 
@@ -83,12 +74,15 @@ class Lengths(NamedTuple):
 
     Attributes:
         context: cached tokens while it decodes.
-        prompt: tokens that are prefilled, and of these the cached ones before them.
+        prompt: tokens that are prefilled.
+        cached: tokens before them.
+        kept: tokens that the KV cache has room for; 0 if a row does not say.
     """
 
     context: int
     prompt: int
     cached: int
+    kept: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,8 +93,14 @@ class Case:
         first: the first layer whose routed experts are on the device.
         whole: layers before it whose attention and dense parts are on the host, too.
         hot: experts of each host layer that the device holds, as a share.
-        hits: share of a token's experts in those layers that are among them.
-        threads: of the host.
+        threads: of the host, at most one a core.
+        wide: whether its cores have AVX-512.
+        tiles: whether its products with many rows use AMX.
+        reads: the constant of its bandwidth.
+        bound: whether each socket reads weights in its own memory.
+        virtual: whether it is a virtual machine.
+        format: the constant of its rate with the experts' format; "" is 1.
+        cache_bytes: of one value of the KV cache.
         on_host: the whole model is on the host, which is the profile's device, too.
         unsaid: standard deviations of what the row does not say.
     """
@@ -113,12 +113,18 @@ class Case:
     first: int
     whole: bool
     hot: float
-    hits: float
     threads: int
+    wide: bool
+    tiles: bool
+    reads: str
+    sockets: int
+    bound: bool
+    virtual: bool
+    format: str
+    cache_bytes: float
     micro_batch: int
     lengths: Lengths
     pinned: bool
-    rate: float
     on_host: bool
     unsaid: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
@@ -148,19 +154,21 @@ def case_of(row: Row) -> Case:
     except UsageError as error:
         raise Unpredictable(f"model {row.model!r} is not in the catalogue") from error
     unsaid: list[tuple[str, str]] = []
-    profile, threads, on_host = _machine(row, engine, unsaid)
-    if not on_host and re.search(r"vcpu|\bvm\b|virtual", row.cpu, re.IGNORECASE):
-        engine = engine._replace(handoff_us=VIRTUAL * engine.handoff_us)
+    host = _machine(row, engine, unsaid)
     bits = _bits(row, unsaid)
     shape = _experts_used(shape, row, engine)
     lengths = _lengths(row, unsaid)
-    first, whole = _placement(row, shape, bits, profile, on_host, lengths, unsaid)
+    first, whole = _placement(row, shape, bits, host.profile, host.alone, lengths, unsaid)
+    hot = _hot(row, engine, shape, bits, host.profile, first, lengths)
     case = Case(
-        row=row, engine=engine, shape=shape, bits=bits, profile=profile, first=first, whole=whole,
-        hot=_hot(row, shape), hits=_hits(row, _hot(row, shape)), threads=threads,
-        micro_batch=row.ubatch or 512, lengths=lengths,
-        pinned=bool(engine.pinned or re.search(r"no-?mmap|mmap off", text, re.I)),
-        rate=_format_rate(row.quant), on_host=on_host,
+        row=row, engine=engine, shape=shape, bits=bits, profile=host.profile, first=first,
+        whole=whole, hot=hot, threads=host.threads, wide=host.wide,
+        tiles=bool(re.search(r"\bamx\b", f"{text} {row.group} {row.id}", re.I)),
+        reads=host.reads, sockets=host.sockets, bound=_bound(row), on_host=host.alone,
+        virtual=not host.alone and bool(re.search(r"vcpu|\bvm\b|virtual", row.cpu, re.I)),
+        format=_format_of(row.quant), cache_bytes=_cache_bytes(text), lengths=lengths,
+        micro_batch=row.ubatch or (lengths.prompt if engine.name == "ktransformers" else 512),
+        pinned=bool(engine.pinned or re.search(r"no-?mmap|mmap off|(?<!un)(registered|pinned)", text, re.I)),
     )  # fmt: skip
     for what, said in unsaid:
         if engine.misses == "host" or not re.search("processor|memory|threads|sockets", what):
@@ -171,16 +179,25 @@ def case_of(row: Row) -> Case:
 # ------------------------------------------------------------------------------ the machine
 
 
-def _machine(
-    row: Row, engine: Engine, unsaid: list[tuple[str, str]]
-) -> tuple[HardwareProfile, int, bool]:
-    """Return the composed machine, the host's threads, and whether there is no card."""
+class _Host(NamedTuple):
+    """A row's machine, and what of it no profile says."""
+
+    profile: HardwareProfile
+    threads: int
+    alone: bool
+    wide: bool
+    reads: str
+    sockets: int = 1
+
+
+def _machine(row: Row, engine: Engine, unsaid: list[tuple[str, str]]) -> _Host:
+    """Return the composed machine; ``alone`` says that there is no card."""
     pool = next((p for text in (row.gpu, row.cpu) if isinstance(p := _part(text), Pool)), None)
     if pool is not None:
         low, high = pool.memory_gib
         ram = min(max(row.ram_gb or high, low), high)
         profile = _profile(f"{pool.key}+ram={ram:g}", engine)
-        return profile, profile.host.cores.count, False
+        return _Host(profile, profile.host.cores.count, False, _wide(pool.simd), "pool reads")
     alone = row.n_gpu == 0 or bool(re.search(r"cpu only|, cpu$", row.other_flags, re.I))
     words = ["cpu-only"]
     if not alone:
@@ -196,9 +213,11 @@ def _machine(
     words += _memory(row, processor, sockets, unsaid)
     if row.ram_gb:
         words.append(f"ram={min(max(row.ram_gb, compose.LEAST_RAM), compose.MOST_RAM):g}")
-    profile = _measured_bandwidth(row, _profile("+".join(words), engine))
-    if sockets > 1 and not _bound(row):
-        profile = _unbound(profile, sockets)
+    composed = _profile("+".join(words), engine)
+    profile = _measured_bandwidth(row, composed)
+    reads = "server reads" if processor.server else "desktop reads"
+    if profile is not composed:
+        reads = "measured reads"
     if row.h2d_gb_s:
         profile = _link_rate(profile, row.h2d_gb_s)
     if row.threads is None:
@@ -208,7 +227,11 @@ def _machine(
     if said_cores is not None:
         cores = sockets * int(said_cores[1] or said_cores[2])
     threads = max(1, min(row.threads or cores, cores))
-    return profile, threads, alone
+    return _Host(profile, threads, alone, _wide(processor.simd), reads, sockets)
+
+
+def _wide(simd: str) -> bool:
+    return simd.startswith("AVX-512")
 
 
 def _profile(text: str, engine: Engine) -> HardwareProfile:
@@ -310,19 +333,6 @@ def _bound(row: Row) -> bool:
     return bool(re.search(r"numa(?!ctl)", text, re.IGNORECASE)) or "dual socket" in text
 
 
-def _unbound(profile: HardwareProfile, sockets: int) -> HardwareProfile:
-    """Return the bandwidth of several sockets whose weights lie anywhere: below that of one."""
-    number = profile.host.gemv_bandwidth
-    one = number.value / compose.TWO_SOCKETS ** math.log2(sockets)
-    changed = number.model_copy(update={
-        "value": UNBOUND * one, "range": (compose.SOCKETS_LOWEST * UNBOUND * one, 1.5 * one),
-        "source": "two EPYC 9175F read .41 of nominal without placement, .74 with it (llama.cpp "
-        "issue 11744)",
-    })  # fmt: skip
-    host = profile.host.model_copy(update={"gemv_bandwidth": changed})
-    return profile.model_copy(update={"host": host})
-
-
 def _link_rate(profile: HardwareProfile, gb_s: float) -> HardwareProfile:
     changed = profile.link.pinned_h2d.model_copy(update={
         "value": gb_s, "range": (0.95 * gb_s, 1.05 * gb_s), "unit": "GB/s",
@@ -353,41 +363,83 @@ def _bits(row: Row, unsaid: list[tuple[str, str]]) -> Bits:
     if found is None and overall is not None:
         found = Bits(float(overall[1]), float(overall[1]))
     if row.bits_per_weight is not None:
-        return Bits(float(row.bits_per_weight), found.others if found else 8.5)
+        others = found.others if found else 8.5
+        if re.match(r"b?f16\b", text.strip()):  # the file's name says how its other weights are kept
+            others = 16.0
+        return Bits(float(row.bits_per_weight), others)
     unsaid.append(("bits" if found else "quantisation", f"{(found or USUAL).routed:.3g} a weight"))
     return found or USUAL
 
 
-def _format_rate(quant: str) -> float:
-    """Return the rate of a format's products on the host, over that of plain 4-bit blocks."""
+def _format_of(quant: str) -> str:
+    """Return the constant of a format's products on the host, over those of plain 4-bit blocks."""
     text = quant.lower()
     if re.search(r"iq[1-3]", text):
-        return 0.5
-    return 0.65 if re.search(r"mxfp4|nvfp4", text) else 1.0
+        return "codebook formats"
+    if re.search(r"mxfp4|nvfp4", text):
+        return "fp4 formats"
+    return "few bits" if re.search(r"\bq[23]_k|-q[23]_k", text) else ""
+
+
+def _cache_bytes(text: str) -> float:
+    """Return the bytes of a value of the KV cache that a row's flags name, in the mean."""
+    named = r"(q8_0|q4_0|fp8)"
+    low = text.lower()
+    found = re.search(rf"kv {named}|{named} kv", low)
+    if found is not None:
+        return {"q8_0": 34 / 32, "q4_0": 18 / 32, "fp8": 1.0}[found[1] or found[2]]
+    mixed = re.search(r"\bk q8_0, v (fp16|f16)", low)
+    return (34 / 32 + 2) / 2 if mixed else 2.0
 
 
 def _experts_used(shape: ModelShape, row: Row, engine: Engine) -> ModelShape:
     """Return the shape with the number of experts that a row's run used."""
-    fewer = re.search(r"(\d+) of \d+ experts|\bser (\d+)", row.other_flags)
+    fewer = re.search(r"(\d+) of \d+ experts|\bser (\d+)|(?<![=\d])\b(\d) experts\b", row.other_flags)
     if fewer is None:
         return shape
-    used = int(fewer[1] or fewer[2])
+    used = int(fewer[1] or fewer[2] or fewer[3])
     return shape.model_copy(update={"top_k": used}) if 0 < used <= shape.num_experts else shape
 
 
-def _hot(row: Row, shape: ModelShape) -> float:
-    """Return the share of each layer's experts that the device holds beside the host's."""
+#: Bytes of a matrix below which llama.cpp's caches leave a layer to the host.
+LEAST_CACHED = 2**20
+
+#: Bytes on each card that llama.cpp's caches leave free.
+CACHE_MARGIN = 3 * 2**30
+
+
+def _hot(
+    row: Row, engine: Engine, shape: ModelShape, bits: Bits, profile: HardwareProfile,
+    first: int, lengths: Lengths,
+) -> float:  # fmt: skip
+    """Return the share of each host layer's experts that the device holds beside the host's."""
     text = row.cached_experts_or_slots.lower()
+    on_host = sum(layer < first for layer in shape.moe_layers) * shape.num_experts
+    each = shape.expert_bytes(bits.routed)
+    if not on_host or text == "0" or (engine.caches and each / 3 < LEAST_CACHED):
+        return 0.0
     of = re.search(r"(\d+) of (\d+)", text)
     alone = re.search(r"(\d+) (?:gpu )?(?:experts|slots)", text)
-    share = int(of[1]) / int(of[2]) if of else int(alone[1]) / shape.num_experts if alone else 0.0
-    return min(1.0, share)
+    size = re.search(r"([\d.]+) (gib|mib)( per gpu)?", text)
+    share = 0.0
+    if of:
+        share = int(of[1]) / int(of[2])
+    elif alone:
+        share = int(alone[1]) / shape.num_experts
+    elif text == "auto" or "free vram" in text:
+        share = (_free(shape, bits, profile, lengths) - CACHE_MARGIN * (row.n_gpu or 1)) / (on_host * each)
+    elif size:
+        unit = 2**30 if size[2] == "gib" else 2**20
+        cards = (row.n_gpu or 1) if size[3] else 1
+        share = float(size[1]) * unit * cards / (on_host * each)
+    return min(1.0, max(0.0, share))
 
 
-def _hits(row: Row, hot: float) -> float:
-    """Return the share of a token's experts that are hot: as stated, else by the law."""
-    stated = row.hit_rate if row.hit_rate else None
-    return stated if stated is not None and hot else hot**STATIC_HITS if hot else 0.0
+def _free(shape: ModelShape, bits: Bits, profile: HardwareProfile, lengths: Lengths) -> float:
+    """Return the device's bytes beside non-expert weights, KV cache and buffers."""
+    free = profile.gpu.memory.bytes * FILLED - BUFFERS
+    kept = max(8192, lengths.kept or lengths.context)
+    return free - shape.common_bytes(bits.others) - shape.kv_bytes(kept)
 
 
 # ------------------------------------------------------------------------------ lengths, places
@@ -405,10 +457,15 @@ def _lengths(row: Row, unsaid: list[tuple[str, str]]) -> Lengths:
     if deep:
         context = 1024 * int(deep[1])
     new = int(row.new_tokens or 128)
+    room = re.search(r"\b(\d+)k ctx|\bctx (\d+)k?\b|--fit (\d+)k", flags)
+    kept = 0
+    if room is not None:
+        number = int(next(filter(None, room.groups())))
+        kept = 1024 * number if number < 1024 else number
     if row.sweeps:
         chunk = int(row.ubatch or 512)
-        return Lengths(context + new // 2, chunk, context)
-    return Lengths(context + new // 2, max(1, context), 0)
+        return Lengths(context + new // 2, chunk, context, kept)
+    return Lengths(context + new // 2, max(1, context), 0, kept)
 
 
 def _placement(
@@ -446,7 +503,6 @@ def engine_holds_all(row: Row) -> bool:
 
 def _fitting(shape: ModelShape, bits: Bits, profile: HardwareProfile, lengths: Lengths) -> int:
     """Return how many layers' experts stay on the host where the device is filled with others."""
-    free = profile.gpu.memory.bytes * FILLED - BUFFERS
-    free -= shape.common_bytes(bits.others) + shape.kv_bytes(max(8192, lengths.context))
     layer = shape.num_experts * shape.expert_bytes(bits.routed)
-    return len(shape.moe_layers) - min(len(shape.moe_layers), max(0, math.floor(free / layer)))
+    here = max(0, math.floor(_free(shape, bits, profile, lengths) / layer))
+    return len(shape.moe_layers) - min(len(shape.moe_layers), here)

@@ -14,11 +14,10 @@ class Engine(NamedTuple):
         streams_from: fewest rows of a micro-batch whose experts are copied to the device; None
             leaves them to the host.
         pinned: whether it copies from page-locked memory by default.
-        gain: rate of its host kernels over llama.cpp's, for one row.
-        host_share: of a core's fp32 peak, what products with many rows reach; above 1 where the
-            weights are repacked and multiplied as 8-bit integers.
-        device_share: of the device's tensor peak, what products of quantised experts reach.
-        handoff_us: handing a layer's work to the host's threads and back, with its copies.
+        kernels: the constant of its host kernels' rate over llama.cpp's for one row; "" is 1.
+        products: whose products with many rows it has on the host (constants "rows ...").
+        caches: whether the device's part of a layer's experts follows their use.
+        overlap: whether its device computes while experts are copied.
     """
 
     name: str
@@ -26,27 +25,30 @@ class Engine(NamedTuple):
     misses: Literal["host", "link"] = "host"
     streams_from: int | None = 32
     pinned: bool = False
-    gain: float = 1.0
-    host_share: float = 0.3
-    device_share: float = 0.35
-    handoff_us: float = 80.0
+    kernels: str = ""
+    products: Literal["llama.cpp", "ik_llama.cpp", "ktransformers"] = "llama.cpp"
+    caches: bool = False
+    overlap: bool = True
 
 
 LLAMA = Engine("llama.cpp", "ggml")
+KT = Engine("ktransformers", "ggml", streams_from=None, products="ktransformers")
 
 #: By the beginning of a row's ``system``, in lower case; sources in `docs/published.md`.
 ENGINES: dict[str, Engine] = {
-    "ik_llama": LLAMA._replace(gain=1.3, host_share=1.1),
+    "ik_llama": LLAMA._replace(kernels="ik kernels", products="ik_llama.cpp"),
+    "llama.cpp-moe-cache": LLAMA._replace(caches=True),
     "llama.cpp": LLAMA,
     "ollama": LLAMA,
     "lm studio": LLAMA,
     "koboldcpp": LLAMA,
-    "ktransformers": Engine("ktransformers", "ggml", streams_from=None, host_share=0.4),
-    "kt-kernel": Engine("ktransformers", "ggml", streams_from=None, host_share=0.4),
-    "exllamav3": Engine("exllamav3", "ggml", pinned=True),
-    "gnf4": Engine("gnf4", "python-graphs", misses="link", pinned=True),
+    "ktransformers": KT,
+    "kt-kernel": KT,
+    "exllamav3": LLAMA._replace(name="exllamav3", pinned=True),
+    # Its author's law: 12.5 ms and the bytes of cold experts over the link's rate, added up.
+    "gnf4": Engine("gnf4", "python-graphs", misses="link", pinned=True, overlap=False),
     "vllm": Engine("vllm", "python-graphs", misses="link", pinned=True),
-    "tinyserve": Engine("tinyserve", "hf-eager", misses="link", pinned=True),
+    "tinyserve": Engine("tinyserve", "hf-eager", misses="link", pinned=True, caches=True),
 }
 
 
@@ -58,8 +60,9 @@ def engine_of(system: str, text: str) -> Engine | None:
     """
     low = system.lower()
     found = next((rules for name, rules in ENGINES.items() if low.startswith(name)), None)
-    if found is not None and re.search(r"-rtr\b|_r[48]\b", text.lower()):
-        found = found._replace(streams_from=None)  # repacked weights have no kernel on the card
+    # Repacked weights have no kernel on the card, but for IQ2_K_R4 to IQ5_K_R4 (PR 461, 462).
+    if found is not None and re.search(r"-rtr\b|(?<!_k)_r[48]\b", text.lower()):
+        found = found._replace(streams_from=None)
     if found is not None and found.name == "gnf4" and re.search("eager|sync", text.lower()):
         return found._replace(software="hf-eager")
     return found

@@ -32,13 +32,16 @@ class Drawn:
         micro_batch: rows that a prompt's experts are counted for at a time.
         hot: of each layer, how many experts of the lowest ids are used most.
         hits: the share of a decoded token's experts that are among these.
+        alike: how alike rows choose experts (`used_experts`).
     """
 
     def __init__(
-        self, shape: ModelShape, rows: int, micro_batch: int, hot: int = 0, hits: float = 0.0
-    ) -> None:
+        self, shape: ModelShape, rows: int, micro_batch: int, hot: int = 0, hits: float = 0.0,
+        alike: float = ALIKE,
+    ) -> None:  # fmt: skip
         self.shape = shape
         self._rows, self._micro_batch, self._hot, self._hits = rows, micro_batch, hot, hits
+        self._alike = alike
         self._generator = np.random.default_rng(0)
         self._owed = 0.0
 
@@ -64,7 +67,7 @@ class Drawn:
         ids: list[Ids] = []
         for first in range(0, rows, self._micro_batch):
             part = min(self._micro_batch, rows - first)
-            used = used_experts(part, shape.top_k, shape.num_experts)
+            used = used_experts(part, shape.top_k, shape.num_experts, self._alike)
             chosen = self._generator.permutation(shape.num_experts)[:used]
             # In turn: no row has an expert twice, and all are used by as many rows.
             in_turn = np.arange(part * shape.top_k) % used

@@ -13,6 +13,7 @@ from typing import NamedTuple, get_args
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
+from moebench.substrate.machines.quantity import Efficiency
 from moebench.substrate.models.shape import ExpertDtype, Form, ModelShape, Precision, stored_bytes
 
 #: Reads below this many bytes do not reach a GPU's streaming bandwidth.
@@ -21,9 +22,10 @@ LARGE_READ_BYTES = 20_000_000
 #: Activations, KV cache and returned outputs are always two bytes a value.
 ACTIVATION_BYTES = 2
 
-#: Share of the tensor peak that decode attention over latent vectors reaches: DeepSeek-V3 takes 0.8
-#: ms longer for each 1,000 cached tokens on an RTX 4090 (kTransformers), other builds 1.6 to 4.5.
-LATENT_SHARE = 0.06
+#: Share of the rate of large reads at which a decoded token's attention reads latent vectors, where
+#: the kind of software does not say: DeepSeek-V3 takes 0.8 ms longer for each 1,000 cached tokens
+#: on an RTX 4090 (kTransformers), 88 GB/s of 1,008; other builds 1.6 to 4.5 ms.
+LATENT_READS = 0.09
 
 #: A policy's own network is kept in fp32; each of its layers launches product, norm and activation.
 NETWORK_VALUE_BYTES, NETWORK_LAUNCHES = 4, 3
@@ -36,6 +38,10 @@ EXPERT_TENSORS, FUSED_TENSORS = 3, 2
 def _decodes(op: Op) -> bool:
     """Return whether each row of an operation's attention is a text's only one."""
     return op.pairs == op.context > 0
+
+
+def _share(stated: Efficiency | None, otherwise: float = 1.0) -> float:
+    return otherwise if stated is None else stated.ratio
 
 
 def _nearest(stored_as: Precision | ExpertDtype | float) -> str:
@@ -105,9 +111,10 @@ class CostModel:
         self._large = gpu.bandwidth.bytes_per_s * gpu.large_read_efficiency.ratio / 1e9
         self._small = gpu.bandwidth.bytes_per_s * gpu.small_read_efficiency.ratio / 1e9
         self._flops = gpu.tensor_bf16.flops_per_s * gpu.tensor_efficiency.ratio / 1e9
-        self._latent_flops = self._flops
+        #: Bytes of the KV cache that a decoded token's attention reads in one nanosecond.
+        self._cache_reads = self._large * _share(software.attention_reads)
         if shape.latent is not None:
-            self._latent_flops = gpu.tensor_bf16.flops_per_s * LATENT_SHARE / 1e9
+            self._cache_reads = self._large * _share(software.latent_reads, LATENT_READS)
         self._set_host(host)
         efficiency = profile.link.in_engine_efficiency.ratio
         #: Bytes that the link to the device copies in one nanosecond.
@@ -116,7 +123,7 @@ class CostModel:
         self.read_bytes_per_ns = profile.disk.queue1_bandwidth.bytes_per_s / 1e9
         self._d2h = profile.link.pinned_d2h.bytes_per_s * efficiency / 1e9
         launch = software.launch.ns
-        attention = software.launches_attention.count * launch
+        attention = round(software.launches_attention.count * shape.mixer_kernels * launch)
         gate = software.launches_gate.count * launch
         #: Control thread's time to launch one operation (of experts: one expert).
         self._launch_ns = {
@@ -160,6 +167,7 @@ class CostModel:
         """Set the rates of the host."""
         host, software = self.profile.host, self.profile.software
         self._host_bytes = host.gemv_bandwidth.bytes_per_s / 1e9
+        self._host_cache_reads = self._host_bytes * _share(software.host_attention)
         self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
         #: The share of the host's bandwidth that fused kernels reach, by precision or highest bits.
         self._fused_share = {
@@ -261,7 +269,7 @@ class CostModel:
         if op.kind is OpKind.COMBINE:
             s = self.shape
             return op.rows[0] * (s.top_k + 2) * s.hidden_size * ACTIVATION_BYTES / self._small
-        time = self._attention(op, self._large, self._latent_flops if _decodes(op) else self._flops)
+        time = self._attention(op, self._cache_reads if _decodes(op) else self._large, self._flops)
         for params, rows in self._weights(op):
             size = self._stored(op, params)
             bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
@@ -273,7 +281,7 @@ class CostModel:
             params = sum(a * b + b for a, b in pairwise(op.network))
             size = params * NETWORK_VALUE_BYTES
             return max(size / self._host_bytes, 2 * params * op.rows[0] / self._host_flops)
-        time = self._attention(op, self._host_bytes, self._host_flops)
+        time = self._attention(op, self._host_cache_reads, self._host_flops)
         weights = self._weights(op)
         expert = op.kind is OpKind.EXPERT
         dispatches = len(op.rows) * self._dispatch_ns if expert else 0

@@ -135,6 +135,11 @@ class Software(Inert):
     host_fused_4bit: Efficiency
     host_fused_2bit: Efficiency
     host_unpacking: Ratio  #: time of unpacking weights over that of their product in bf16
+    #: Share of the rate of large reads at which a decoded token's attention reads the KV cache on
+    #: the device, and a cache of latent vectors; None is all, and `costs.LATENT_READS`.
+    attention_reads: Efficiency | None = None
+    latent_reads: Efficiency | None = None
+    host_attention: Efficiency | None = None  #: the same on the host, of its bandwidth
     launches_attention: Count
     launches_gate: Count
     launches_expert: Count

@@ -138,6 +138,15 @@ FIELDS = {
         "TPOT of systems that unpack quantised experts on the host before each product",
         "time of unpacking and product over the product in bf16",
     ),
+    "software.attention_reads": Field(
+        "TPOT with long contexts: how fast attention reads the KV cache on the device, over large "
+        "reads",
+        "slope of the token's time over the cached tokens",
+    ),
+    "software.latent_reads": Field("the same of a cache of latent vectors (MLA)", "the same"),
+    "software.host_attention": Field(
+        "the same on the host, over its bandwidth", "the same, with attention on the host"
+    ),
     "software.launches_attention": Field("kernels of a layer's attention", _COST),
     "software.launches_gate": Field("kernels of a gate", _COST),
     "software.launches_expert": Field("kernels of a routed expert", _COST),

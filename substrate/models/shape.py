@@ -72,6 +72,10 @@ class GateKind(StrEnum):
     SPARSEMIXER = "sparsemixer"
 
 
+#: Kernels of a mixer over those of plain attention (`ModelShape.mixer_kernels`).
+LATENT_KERNELS, LINEAR_KERNELS = 28 / 18, 40 / 18
+
+
 class LatentAttention(Extensible):
     """Multi-head latent attention (DeepSeek-V2): the cache keeps one compressed vector a token.
 
@@ -382,6 +386,18 @@ class ModelShape(Extensible):
         if found is None or not self.caches_tokens(layer):
             return False
         return found.layers is None or layer in found.layers
+
+    @cached_property
+    def mixer_kernels(self) -> float:
+        """Kernels of a layer's attention over those of plain attention, in the mean over layers.
+
+        Latent attention (MLA) has about 28 nodes in llama.cpp's graphs where plain attention has
+        18: two more products and norms, the absorbed product, views.  Linear attention (Gated
+        DeltaNet, Mamba-2) has about 40: convolution, gates, state update and a gated norm.
+        """
+        linear = len(self.linear.layers) if self.linear is not None else 0
+        full = 1.0 if self.latent is None else LATENT_KERNELS
+        return (linear * LINEAR_KERNELS + (self.num_layers - linear) * full) / self.num_layers
 
     def caches_tokens(self, layer: int) -> bool:
         """Return whether a layer has attention that keeps a KV cache."""

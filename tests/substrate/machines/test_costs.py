@@ -462,8 +462,8 @@ def test_decode_attention_over_latent_vectors_is_arithmetic() -> None:
     weights = 2 * (lite.attention_params + lite.norm_params)
     assert costs.work(decoded) == (weights + 8000 * 576 * 2, products + weights)
     without = costs.ns(Op(OpKind.ATTEND, 0, (1,)), Lane.DEVICE)
-    assert costs.ns(decoded, Lane.DEVICE) - without == pytest.approx(
-        products / (154_800 * 0.06), abs=1
-    )
+    # 768 GB/s, of which large reads reach 0.87 (the profile), and latent vectors 0.09 of that.
+    read = 768 * A6000.gpu.large_read_efficiency.ratio * 0.09
+    assert costs.ns(decoded, Lane.DEVICE) - without == pytest.approx(8000 * 576 * 2 / read, abs=1)
     _, flops = costs.work(prompt)
     assert flops - weights * 8000 == 2 * 16 * (128 + 64 + 128) * 32_004_000

@@ -1,0 +1,204 @@
+"""Simulates a published row: its engine on its machine, with the values of the constants.
+
+The engine, cost model and policies are those of every other run; this module only builds them from
+a row's `Case`, without the catalogue's memory planning, since a row states its placement.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from moebench.harness.published.case import Case
+from moebench.harness.published.constants import Values
+from moebench.harness.published.prediction import Phase
+from moebench.harness.published.routing import Drawn
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.policies import Placement
+from moebench.substrate.machines import compose
+from moebench.substrate.machines.costs import CostModel, HostProducts
+from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.machines.profile_ranges import moved
+from moebench.substrate.machines.simulated import SimulatedMachine
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.cache import ExpertCache, Scope
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.shape import ModelShape
+from moebench.systems.llamacpp import CpuMoE, GpuLayers, HostOrCopy, LlamaCpp, StaticSplit, staging
+from moebench.systems.policies.assign import LoadForOneUse
+
+#: Bytes of one value of a KV cache without a format of its own.
+CACHE_BYTES = 2.0
+
+
+def milliseconds(case: Case, values: Values, phase: Phase) -> float:
+    """Return the simulated milliseconds of a decoded token, or of the prompt."""
+    batch = case.row.batch or 1
+    lengths, shape = case.lengths, case.shape
+    decodes = phase == "decode"
+    most = min(lengths.prompt, case.micro_batch)
+    rows = 1 if decodes else most
+    cached = lengths.cached + (lengths.prompt - most) // 2
+    seen = lengths.context if decodes else _equal_prompt(most, cached)
+    hot = round(case.hot * shape.num_experts)
+    model = Drawn(
+        shape, rows * batch, case.micro_batch, hot, _hits(case, values), values["alike"]
+    )
+    engine = _engine(case, values, model)
+    done = engine.generate([[0] * seen] * batch, 2 if decodes else 1)
+    # Each micro-batch of a prompt takes as long as one in its middle.
+    return done.steps_ns[0] / 1e6 if decodes else done.ttft_ns / 1e6 * lengths.prompt / most
+
+
+def _equal_prompt(prompt: int, cached: int) -> int:
+    """Return the length of an empty-cache prompt with as many products of queries and keys."""
+    return max(prompt, round(math.sqrt(2.0 * prompt * cached + prompt * prompt)))
+
+
+def _hits(case: Case, values: Values) -> float:
+    """Return the share of a token's experts that are hot: as stated, else by the law."""
+    if not case.hot:
+        return 0.0
+    law = values["cache hits" if case.engine.caches else "static hits"]
+    return case.row.hit_rate or case.hot**law
+
+
+# ------------------------------------------------------------------------------ the engine
+
+
+def _engine(case: Case, values: Values, model: Drawn) -> Engine:
+    shape, rules = case.shape, case.engine
+    system = _system(case)
+    rate = values[case.format] if case.format else 1.0
+    if rules.kernels:
+        rate *= values[rules.kernels]
+    rate *= values["core AVX-512" if case.wide else "core AVX2"]
+    costs = CostModel(
+        profile_of(case, values), shape, case.bits.others, expert_precision=case.bits.routed,
+        pinned=case.pinned, host=HostProducts("fused", case.threads, rate),
+    )  # fmt: skip
+    here = [layer for layer in shape.moe_layers if layer >= case.first]
+    host_layers = len(shape.moe_layers) - len(here)
+    hot = round(case.hot * shape.num_experts) * host_layers
+    spare = staging(shape) if rules.misses == "host" else 2 * shape.top_k * int(case.row.batch or 1)
+    slots = len(here) * shape.num_experts + hot + (spare if host_layers else 0)
+    timeline = Timeline(False)
+    machine = SimulatedMachine(costs, timeline, overlap=system.overlap, blocking_copies=False)
+    tier = Tier("device", max(1, slots) * costs.record_bytes)
+    cache = ExpertCache(shape, max(1, slots), system.scope, tier, costs.record_bytes, [])
+    homes = ["host" if case.whole and layer < case.first else "device"
+             for layer in range(shape.num_layers)]  # fmt: skip
+    engine = Engine(system, model, machine, cache, timeline, homes)  # type: ignore[arg-type]
+    engine.start()
+    return engine
+
+
+def _system(case: Case) -> LlamaCpp:
+    hot = Hot(hot=round(case.hot * case.shape.num_experts), first=case.first)
+    if case.engine.misses == "link":
+        return LlamaCpp(
+            place=hot, assign=LoadForOneUse(experts="active"), overlap=case.engine.overlap,
+            pinned_copies=case.pinned, blocking_copies=False,
+        )  # fmt: skip
+    never = np.iinfo(np.int32).max
+    streams = case.engine.streams_from if not case.on_host else None
+    assign = HostOrCopy(min_batch=streams or int(never), micro_batch=case.micro_batch)
+    place: StaticSplit | Hot = GpuLayers() if case.whole else CpuMoE()
+    if case.hot:
+        place = hot
+    else:
+        assert isinstance(place, StaticSplit)
+        place.first = case.first
+    return LlamaCpp(place=place, assign=assign, host_together=True, pinned_copies=case.pinned)
+
+
+@dataclass(kw_only=True)
+class Hot(Placement):
+    """Static hot experts: as many in each layer, and all of the layers from ``first`` on."""
+
+    hot: int
+    first: int
+
+    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
+        """Return the experts of the lowest ids of each layer, and all of the last layers."""
+        return [
+            (layer, expert) for layer in shape.moe_layers
+            for expert in range(shape.num_experts if layer >= self.first else self.hot)
+        ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ the machine
+
+
+def profile_of(case: Case, values: Values) -> HardwareProfile:
+    """Return the row's machine with the values of the constants."""
+    profile = case.profile
+    for field, value in _changes(case, values, profile):
+        profile = moved(profile, field, value)
+    return profile
+
+
+def _changes(
+    case: Case, values: Values, profile: HardwareProfile
+) -> Iterable[tuple[str, float]]:
+    """Yield the fields of the profile that the constants set, each with its value."""
+    host, gpu, link, rules = profile.host, profile.gpu, profile.link, case.engine
+    software = profile.software
+    reads = host.gemv_bandwidth.value * values[case.reads] / BASES.get(case.reads, 1.0)
+    if case.sockets > 1 and case.reads != "measured reads":
+        doublings = math.log2(case.sockets)
+        one = reads / compose.TWO_SOCKETS**doublings
+        bound = values["bound sockets"] ** doublings
+        reads = one * (bound if case.bound else values["unbound sockets"])
+    yield "host.gemv_bandwidth", reads
+    # A cache for each value has the bytes of its format; the kernels unpack it as they read.
+    if software.host_attention is not None:
+        share = values["host attention"] * CACHE_BYTES / case.cache_bytes
+        yield "software.host_attention", share
+    if software.attention_reads is not None:
+        yield "software.attention_reads", values["attention reads"]
+        yield "software.latent_reads", values["latent reads"]
+    if host.core_rate is not None:
+        yield "host.gemm_efficiency", _many_rows(case, values, profile)
+    handoff = values["handoff us"] * (values["virtual handoff"] if case.virtual else 1.0)
+    if case.hot and rules.misses == "host":
+        handoff += values["cached layer us"]
+    yield "host.handoff", handoff
+    factor = values["launch ggml" if software.name == "ggml" else "launch python"]
+    yield "software.launch", software.launch.value * factor
+    yield "software.layer", software.layer.value * factor
+    yield "software.expert", software.expert.value * factor
+    yield "gpu.small_read_efficiency", gpu.small_read_efficiency.value * values["small reads"]
+    if profile.pool and not case.on_host:
+        for reading in ("small_read_efficiency", "large_read_efficiency"):
+            yield f"gpu.{reading}", getattr(gpu, reading).value * values["pool reads"]
+    products = "pool products" if profile.pool else "device products"
+    yield "gpu.tensor_efficiency", values[products]
+    # Engines copy whole tensors.  An unpinned copy is read, written to a buffer, and read again.
+    yield "link.in_engine_efficiency", 1.0
+    pinned = min(link.pinned_h2d.value, reads)
+    yield "link.pinned_h2d", pinned
+    yield "link.pageable_h2d", min(values["unpinned copies"] * pinned, reads / 3)
+
+
+#: Values of constants that the composed profile holds already.
+BASES = {"measured reads": 0.9}
+
+
+def _many_rows(case: Case, values: Values, profile: HardwareProfile) -> float:
+    """Return the share of the host's fp32 peak at which products with many rows run.
+
+    A core multiplies as many weights as with one row, times the engine's factor.
+    """
+    host = profile.host
+    assert host.core_rate is not None
+    rate = host.core_rate.per_s * values["core AVX-512" if case.wide else "core AVX2"]
+    rate *= values["rows AMX" if case.tiles else rules_of_rows(case)]
+    cores = case.threads * case.sockets ** (math.log2(2 * values["sockets products"]) - 1)
+    return 2 * rate * cores / host.peak_fp32.flops_per_s
+
+
+def rules_of_rows(case: Case) -> str:
+    """Return the name of the constant of an engine's products with many rows."""
+    return f"rows {case.engine.products}"
