@@ -32,7 +32,7 @@ from moebench.harness.published.constants import (
 from moebench.harness.published.predict import EIGHTY, figures, tokens
 from moebench.harness.published.prediction import Phase
 from moebench.harness.published.rows import FOLDER, Row, read_rows, shipped
-from moebench.harness.published.simulate import milliseconds
+from moebench.harness.published.simulate import milliseconds, names_of
 
 #: Steps of a constant's logarithm for derivatives.
 STEP = 0.05
@@ -134,11 +134,11 @@ def _derivatives(figure: tuple[Row, Case, Phase, float], at: Vector) -> tuple[fl
     """Return a figure's log ratio, and its slope in the logarithm of each constant."""
     values = dict(zip(BY_NAME, map(math.exp, at), strict=True))
     here = _log_ratio(figure, values)
-    slopes = []
-    for name, value in values.items():
-        moved = {**values, name: value * math.exp(STEP)}
-        slopes.append((_log_ratio(figure, moved) - here) / STEP)
-    return here, slopes
+    slopes = dict.fromkeys(values, 0.0)
+    for name in names_of(figure[1], figure[2]):
+        moved = {**values, name: values[name] * math.exp(STEP)}
+        slopes[name] = (_log_ratio(figure, moved) - here) / STEP
+    return here, [*slopes.values()]
 
 
 def _error(what: tuple[tuple[Row, Case, Phase, float], Values]) -> float:

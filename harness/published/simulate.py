@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebench.harness.published.case import Case
-from moebench.harness.published.constants import Values
+from moebench.harness.published.constants import COMPONENTS, Values
 from moebench.harness.published.prediction import Phase
 from moebench.harness.published.routing import Drawn
 from moebench.substrate.engine.loop import Engine
@@ -25,7 +25,7 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.llamacpp import CpuMoE, GpuLayers, HostOrCopy, LlamaCpp, StaticSplit, staging
+from moebench.systems.llamacpp import CpuMoE, GpuLayers, HostOrCopy, LlamaCpp, StaticSplit
 from moebench.systems.policies.assign import LoadForOneUse
 
 #: Bytes of one value of a KV cache without a format of its own.
@@ -81,7 +81,8 @@ def _engine(case: Case, values: Values, model: Drawn) -> Engine:
     here = [layer for layer in shape.moe_layers if layer >= case.first]
     host_layers = len(shape.moe_layers) - len(here)
     hot = round(case.hot * shape.num_experts) * host_layers
-    spare = staging(shape) if rules.misses == "host" else 2 * shape.top_k * int(case.row.batch or 1)
+    # Room for a layer's copies: fewer slots take as long where nothing overlaps, but more steps.
+    spare = shape.num_experts if rules.misses == "host" else 2 * shape.top_k * (case.row.batch or 1)
     slots = len(here) * shape.num_experts + hot + (spare if host_layers else 0)
     timeline = Timeline(False)
     machine = SimulatedMachine(costs, timeline, overlap=system.overlap, blocking_copies=False)
@@ -194,11 +195,33 @@ def _many_rows(case: Case, values: Values, profile: HardwareProfile) -> float:
     host = profile.host
     assert host.core_rate is not None
     rate = host.core_rate.per_s * values["core AVX-512" if case.wide else "core AVX2"]
-    rate *= values["rows AMX" if case.tiles else rules_of_rows(case)]
+    rate *= values[rules_of_rows(case)]
     cores = case.threads * case.sockets ** (math.log2(2 * values["sockets products"]) - 1)
     return 2 * rate * cores / host.peak_fp32.flops_per_s
 
 
+#: Constants that only prompts depend on, and only decoded tokens of one text.
+OF_PROMPTS = frozenset({
+    "rows llama.cpp", "rows ik_llama.cpp", "rows ktransformers", "rows AMX", "sockets products",
+    "device products", "pool products", "alike",
+})  # fmt: skip
+OF_TOKENS = frozenset({
+    "attention reads", "latent reads", "codebook formats", "few bits", "fp4 formats", "ik kernels",
+    "cache hits", "static hits",
+})  # fmt: skip
+
+
+def names_of(case: Case, phase: Phase) -> list[str]:
+    """Return the constants on which a figure can depend."""
+    foreign = OF_TOKENS if phase == "prefill" else OF_PROMPTS
+    rows = {name for name in COMPONENTS if name.startswith("rows ")} - {rules_of_rows(case)}
+    foreign |= rows | {"core AVX2" if case.wide else "core AVX-512"}
+    foreign |= {"server reads", "desktop reads", "measured reads", "pool reads"} - {case.reads}
+    if (case.row.batch or 1) > 1:
+        foreign -= OF_PROMPTS - rows
+    return [name for name in COMPONENTS if name not in foreign]
+
+
 def rules_of_rows(case: Case) -> str:
     """Return the name of the constant of an engine's products with many rows."""
-    return f"rows {case.engine.products}"
+    return "rows AMX" if case.tiles else f"rows {case.engine.products}"
