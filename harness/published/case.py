@@ -38,6 +38,9 @@ NOISE = 0.10
 #: Processors that stand for one that the row does not name.
 DESKTOP, SERVER = "ryzen-7-7700", "epyc-9354"
 
+#: Fewest cores of a processor that is taken for a server's.
+SERVER_CORES = 24
+
 #: Processors that stand for another one of their family: as many memory channels at that rate.
 FAMILIES = (
     (r"epyc.*\b9\d\d5", "epyc-9355"),
@@ -269,7 +272,9 @@ def _processor(row: Row, unsaid: list[tuple[str, str]]) -> Processor:
         assert isinstance(relative, Processor)
         unsaid.append(("processor itself", f"{relative.name} stands for {row.cpu}"))
         return relative
-    server = bool(_SERVER.search(row.cpu)) or (row.sockets or 1) > 1 or (row.n_gpu or 1) > 2
+    cores = re.search(r"(\d+)[ -]?c(?:ores?)?\b", row.cpu)
+    many = cores is not None and int(cores[1]) >= SERVER_CORES
+    server = bool(_SERVER.search(row.cpu)) or (row.sockets or 1) > 1 or (row.n_gpu or 1) > 2 or many
     key = SERVER if server else DESKTOP
     kind = "server" if server else "desktop"
     unsaid.append((f"processor of a {kind}", f"{row.cpu or 'none'}; {parts()[key].name} stands in"))
@@ -364,7 +369,9 @@ def _bits(row: Row, unsaid: list[tuple[str, str]]) -> Bits:
         found = Bits(float(overall[1]), float(overall[1]))
     if row.bits_per_weight is not None:
         others = found.others if found else 8.5
-        if re.match(r"b?f16\b", text.strip()):  # the file's name says how its other weights are kept
+        if re.match(
+            r"b?f16\b", text.strip()
+        ):  # the file's name says how its other weights are kept
             others = 16.0
         return Bits(float(row.bits_per_weight), others)
     unsaid.append(("bits" if found else "quantisation", f"{(found or USUAL).routed:.3g} a weight"))
@@ -394,7 +401,9 @@ def _cache_bytes(text: str) -> float:
 
 def _experts_used(shape: ModelShape, row: Row, engine: Engine) -> ModelShape:
     """Return the shape with the number of experts that a row's run used."""
-    fewer = re.search(r"(\d+) of \d+ experts|\bser (\d+)|(?<![=\d])\b(\d) experts\b", row.other_flags)
+    fewer = re.search(
+        r"(\d+) of \d+ experts|\bser (\d+)|(?<![=\d])\b(\d) experts\b", row.other_flags
+    )
     if fewer is None:
         return shape
     used = int(fewer[1] or fewer[2] or fewer[3])
@@ -427,7 +436,9 @@ def _hot(
     elif alone:
         share = int(alone[1]) / shape.num_experts
     elif text == "auto" or "free vram" in text:
-        share = (_free(shape, bits, profile, lengths) - CACHE_MARGIN * (row.n_gpu or 1)) / (on_host * each)
+        share = (_free(shape, bits, profile, lengths) - CACHE_MARGIN * (row.n_gpu or 1)) / (
+            on_host * each
+        )
     elif size:
         unit = 2**30 if size[2] == "gib" else 2**20
         cards = (row.n_gpu or 1) if size[3] else 1
@@ -456,6 +467,9 @@ def _lengths(row: Row, unsaid: list[tuple[str, str]]) -> Lengths:
         unsaid.append(("prompt", "512 tokens"))
     if deep:
         context = 1024 * int(deep[1])
+    window = re.search(r"streamingllm w=(\d+)", flags)
+    if window:
+        context = min(context, int(window[1]))
     new = int(row.new_tokens or 128)
     room = re.search(r"\b(\d+)k ctx|\bctx (\d+)k?\b|--fit (\d+)k", flags)
     kept = 0

@@ -36,7 +36,7 @@ KT = Engine("ktransformers", "ggml", streams_from=None, products="ktransformers"
 
 #: By the beginning of a row's ``system``, in lower case; sources in `docs/published.md`.
 ENGINES: dict[str, Engine] = {
-    "ik_llama": LLAMA._replace(kernels="ik kernels", products="ik_llama.cpp"),
+    "ik_llama": LLAMA._replace(products="ik_llama.cpp"),
     "llama.cpp-moe-cache": LLAMA._replace(caches=True),
     "llama.cpp": LLAMA,
     "ollama": LLAMA,
@@ -63,6 +63,12 @@ def engine_of(system: str, text: str) -> Engine | None:
     # Repacked weights have no kernel on the card, but for IQ2_K_R4 to IQ5_K_R4 (PR 461, 462).
     if found is not None and re.search(r"-rtr\b|(?<!_k)_r[48]\b", text.lower()):
         found = found._replace(streams_from=None)
+    if (
+        found is not None
+        and found.products == "ik_llama.cpp"
+        and re.search(r"-rtr\b|_r[48]\b", text.lower())
+    ):
+        found = found._replace(kernels="repacked")
     if found is not None and found.name == "gnf4" and re.search("eager|sync", text.lower()):
         return found._replace(software="hf-eager")
     return found

@@ -21,14 +21,7 @@ import numpy as np
 
 from moebench.harness import console
 from moebench.harness.published.case import NOISE, Case
-from moebench.harness.published.constants import (
-    BY_NAME,
-    COMPONENTS,
-    CONSTANTS,
-    FILE,
-    Values,
-    fold,
-)
+from moebench.harness.published.constants import BY_NAME, COMPONENTS, CONSTANTS, FILE, Values, fold
 from moebench.harness.published.predict import EIGHTY, figures, tokens
 from moebench.harness.published.prediction import Phase
 from moebench.harness.published.rows import FOLDER, Row, read_rows, shipped

@@ -20,6 +20,7 @@ from moebench.substrate.machines import compose
 from moebench.substrate.machines.costs import CostModel, HostProducts
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.profile_ranges import moved
+from moebench.substrate.machines.quantity import Efficiency
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache, Scope
@@ -42,9 +43,7 @@ def milliseconds(case: Case, values: Values, phase: Phase) -> float:
     cached = lengths.cached + (lengths.prompt - most) // 2
     seen = lengths.context if decodes else _equal_prompt(most, cached)
     hot = round(case.hot * shape.num_experts)
-    model = Drawn(
-        shape, rows * batch, case.micro_batch, hot, _hits(case, values), values["alike"]
-    )
+    model = Drawn(shape, rows * batch, case.micro_batch, hot, _hits(case, values), values["alike"])
     engine = _engine(case, values, model)
     done = engine.generate([[0] * seen] * batch, 2 if decodes else 1)
     # Each micro-batch of a prompt takes as long as one in its middle.
@@ -134,15 +133,24 @@ class Hot(Placement):
 
 def profile_of(case: Case, values: Values) -> HardwareProfile:
     """Return the row's machine with the values of the constants."""
-    profile = case.profile
+    profile = _with_attention(case.profile)
     for field, value in _changes(case, values, profile):
         profile = moved(profile, field, value)
     return profile
 
 
-def _changes(
-    case: Case, values: Values, profile: HardwareProfile
-) -> Iterable[tuple[str, float]]:
+def _with_attention(profile: HardwareProfile) -> HardwareProfile:
+    """Return the profile with the shares of attention's reads that its software does not state."""
+    unknown = {
+        field: Efficiency(value=1.0, unit="1", badge="estimate", source="set by a constant")
+        for field in ("attention_reads", "latent_reads", "host_attention")
+        if getattr(profile.software, field) is None
+    }
+    software = profile.software.model_copy(update=unknown)
+    return profile.model_copy(update={"software": software})
+
+
+def _changes(case: Case, values: Values, profile: HardwareProfile) -> Iterable[tuple[str, float]]:
     """Yield the fields of the profile that the constants set, each with its value."""
     host, gpu, link, rules = profile.host, profile.gpu, profile.link, case.engine
     software = profile.software
@@ -154,19 +162,18 @@ def _changes(
         reads = one * (bound if case.bound else values["unbound sockets"])
     yield "host.gemv_bandwidth", reads
     # A cache for each value has the bytes of its format; the kernels unpack it as they read.
-    if software.host_attention is not None:
-        share = values["host attention"] * CACHE_BYTES / case.cache_bytes
-        yield "software.host_attention", share
-    if software.attention_reads is not None:
-        yield "software.attention_reads", values["attention reads"]
-        yield "software.latent_reads", values["latent reads"]
+    yield "software.host_attention", values["host attention"] * CACHE_BYTES / case.cache_bytes
+    native = software.name == "ggml"
+    reading = "attention reads" if native else "python attention reads"
+    yield "software.attention_reads", values[reading]
+    yield "software.latent_reads", values["latent reads"]
     if host.core_rate is not None:
         yield "host.gemm_efficiency", _many_rows(case, values, profile)
     handoff = values["handoff us"] * (values["virtual handoff"] if case.virtual else 1.0)
     if case.hot and rules.misses == "host":
         handoff += values["cached layer us"]
     yield "host.handoff", handoff
-    factor = values["launch ggml" if software.name == "ggml" else "launch python"]
+    factor = values["launch ggml" if native else "launch python"]
     yield "software.launch", software.launch.value * factor
     yield "software.layer", software.layer.value * factor
     yield "software.expert", software.expert.value * factor
@@ -206,7 +213,7 @@ OF_PROMPTS = frozenset({
     "device products", "pool products", "alike",
 })  # fmt: skip
 OF_TOKENS = frozenset({
-    "attention reads", "latent reads", "codebook formats", "few bits", "fp4 formats", "ik kernels",
+    "attention reads", "latent reads", "codebook formats", "few bits", "fp4 formats", "repacked", "python attention reads",
     "cache hits", "static hits",
 })  # fmt: skip
 
