@@ -10,7 +10,7 @@ from typing import Any
 from moebench.harness import console
 from moebench.harness.published.prediction import Prediction
 from moebench.harness.published.rows import Row
-from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.errors import InputError
 
 #: Remarks that are printed; all are in the document of --json.
 REMARKS = 10
@@ -46,12 +46,12 @@ def show(
     rows = read_rows(shipped() if path is None else path)
     module = _predictor()
     predictions: list[Prediction] = module.predict(rows)
-    scores = summary(rows, predictions)
-    scores["left_out"], without = _left_out(module, rows)
-    if left_out and scores["left_out"] is None:
-        raise UsageError("--left-out: this predictor has none; leave the option away")
-    shown = without if left_out and without is not None else predictions
-    document = {"rows": _rows(rows, predictions), "summary": scores}
+    without: list[Prediction] = module.left_out(rows, predictions)
+    scores = {**summary(rows, predictions), "left_out": summary(rows, without)}
+    shown = without if left_out else predictions
+    document = {
+        "rows": _rows(rows, predictions), "summary": scores, "laws": _laws(rows, shown),
+    }  # fmt: skip
     if html is not None:
         from moebench.harness.published.page import page
 
@@ -62,14 +62,7 @@ def show(
     if json:
         console.print_json(document)
         return
-    if left_out:
-        _show_summary(
-            f"{len(rows)} published rows, machine and author left out", scores["left_out"]
-        )
-        if without is None:
-            console.say("the tables below are in sample: the predictor has no left-out predictions")
-    else:
-        _show_summary(f"{len(rows)} published rows, in sample", scores)
+    _show_summary(f"{len(rows)} published rows", scores)
     _show_rows(rows, shown)
 
 
@@ -107,23 +100,6 @@ def _predictor() -> Any:
     return import_module("moebench.harness.published.predict")
 
 
-def _left_out(
-    module: Any, rows: Sequence[Row]
-) -> tuple[Mapping[str, Any] | None, list[Prediction] | None]:
-    """Return the summary with machine and author left out, and its predictions if there are any.
-
-    ``module.left_out(rows)`` returns predictions, or only their summary; it may be absent.
-    """
-    from moebench.harness.published.score import summary
-
-    if not hasattr(module, "left_out"):
-        return None, None
-    found = module.left_out(rows)
-    if found is None or isinstance(found, Mapping):
-        return found, None
-    return summary(rows, found), list(found)
-
-
 def _rows(rows: Sequence[Row], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """Return the rows of the document: a figure each, and each row that has only a bound."""
     figures = [_figure(one) for one in predictions]
@@ -146,9 +122,10 @@ def _figure(one: Prediction) -> dict[str, Any]:
 
 
 def _show_summary(title: str, scores: Mapping[str, Any]) -> None:
-    figures = [[name, _said(scores.get(key), form), aim]
+    without = scores["left_out"]
+    figures = [[name, _said(scores.get(key), form), _said(without.get(key), form), aim]
                for key, (name, form, aim) in FIGURES.items()]  # fmt: skip
-    console.table(title, ["figure", "value", "aim"], figures)
+    console.table(title, ["figure", "in sample", "machine left out", "aim"], figures)
 
 
 def _show_rows(rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
@@ -171,6 +148,7 @@ def _show_rows(rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
     ]  # fmt: skip
     headers = ["row", "phase", "measured tok/s", "predicted", "ratio", "80 % interval", "machine"]
     console.table("absolute rows that are furthest off", headers, far)
+    _show_laws(rows, predictions)
     reasons: dict[str, list[str]] = defaultdict(list)
     for figure in _rows(rows, predictions):
         if "reason" in figure:
@@ -183,6 +161,38 @@ def _show_rows(rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
         console.say(f"remark: {remark}: {count} figures")
     if len(remarks) > REMARKS:
         console.say(f"{len(remarks) - REMARKS} other remarks: see --json")
+
+
+def _show_laws(rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
+    """Print the line of each curve, and where curves of a group cross."""
+    from moebench.harness.published.laws import crossings, laws
+
+    found = laws(rows, predictions)
+    lines = [
+        [law.group, law.phase, law.system, law.variable,
+         *(f"{line.start:.3g} {'+' if line.slope >= 0 else '−'} {abs(line.slope):.3g} x"
+           for line in (law.measured, law.predicted))]
+        for law in found
+    ]  # fmt: skip
+    headers = ["group", "phase", "system", "x", "measured ms/token", "predicted"]
+    console.table("laws of curves", headers, lines)
+    for one in crossings(found):
+        if (one.measured, one.predicted) != (None, None):
+            here, there = (("nowhere" if x is None else f"x = {x:.3g}")
+                           for x in (one.measured, one.predicted))  # fmt: skip
+            who = f"{' and '.join(one.systems)} over {one.variable}"
+            console.say(f"{one.group}, {one.phase}: {who} cross at {here}, predicted {there}")
+
+
+def _laws(rows: Sequence[Row], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    """Return the laws of the document."""
+    from moebench.harness.published.laws import laws
+
+    return [
+        {"group": law.group, "phase": law.phase, "system": law.system, "variable": law.variable,
+         "measured": law.measured._asdict(), "predicted": law.predicted._asdict()}
+        for law in laws(rows, predictions)
+    ]  # fmt: skip
 
 
 def _range(one: Prediction) -> str:

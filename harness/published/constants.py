@@ -60,8 +60,8 @@ CONSTANTS = (
     Constant("codebook formats", 0.5, 1.6, "IQ1 to IQ3: table look-ups for each group of weights"),
     Constant("few bits", 0.75, 1.6, "Q2_K and Q3_K: more operations a weight than 4-bit blocks"),
     Constant("fp4 formats", 0.65, 1.5, "MXFP4, NVFP4: a look-up for each weight"),
-    Constant("repacked", 1.3, 1.5, "rows of ik_llama.cpp with -rtr or _R4 over others, for one row: "
-             "pairs on one machine, 1.13 to 1.8"),
+    Constant("repacked", 1.3, 1.5, "ik_llama.cpp with -rtr or _R4 over others, for one row: pairs "
+             "on one machine, 1.13 to 1.8"),
     Constant("rows llama.cpp", 0.7, 3.0, "weights a core multiplies with many rows, over its rate "
              "with one: no kernel uses a weight for several rows unless it is repacked"),
     Constant("rows ik_llama.cpp", 2.7, 2.5, "the same; its kernels use a weight for up to 8 rows"),

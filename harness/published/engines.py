@@ -60,15 +60,14 @@ def engine_of(system: str, text: str) -> Engine | None:
     """
     low = system.lower()
     found = next((rules for name, rules in ENGINES.items() if low.startswith(name)), None)
-    # Repacked weights have no kernel on the card, but for IQ2_K_R4 to IQ5_K_R4 (PR 461, 462).
-    if found is not None and re.search(r"-rtr\b|(?<!_k)_r[48]\b", text.lower()):
-        found = found._replace(streams_from=None)
-    if (
-        found is not None
-        and found.products == "ik_llama.cpp"
-        and re.search(r"-rtr\b|_r[48]\b", text.lower())
-    ):
+    if found is None:
+        return None
+    low = text.lower()
+    if re.search(r"-rtr\b|_r[48]\b", low) and found.products == "ik_llama.cpp":
         found = found._replace(kernels="repacked")
-    if found is not None and found.name == "gnf4" and re.search("eager|sync", text.lower()):
+    # Repacked weights have no kernel on the card, but for IQ2_K_R4 to IQ5_K_R4 (PR 461, 462).
+    if re.search(r"-rtr\b|(?<!_k)_r[48]\b", low):
+        found = found._replace(streams_from=None)
+    if found.name == "gnf4" and re.search("eager|sync", low):
         return found._replace(software="hf-eager")
     return found

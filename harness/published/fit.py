@@ -67,7 +67,7 @@ def fit(rows: Sequence[Row], rounds: int = ROUNDS) -> dict[str, Any]:
             slopes = np.array([one[1] for one in made])
             problem = Problem(at, residuals, slopes, weights, folds)
             at = solve(problem, np.ones(len(found), bool))
-            console.note(f"median |log ratio| before: {np.median(np.abs(residuals)):.3f}")
+            console.say(f"median |log ratio| before: {np.median(np.abs(residuals)):.3f}")
         left_out = {
             name: _values(solve(problem, np.array([other != name for other in folds])))
             for name in sorted(set(folds))
@@ -157,7 +157,7 @@ def _covering(pairs: Sequence[tuple[float, float]], share: float = 0.8) -> float
 
 
 def changes(document: Mapping[str, Any]) -> list[list[str]]:
-    """Return a row for each constant: component value, fitted value, range over machines left out."""
+    """Return a row for each constant: component value, fitted value, its range over folds."""
     rows = []
     for constant in CONSTANTS:
         others = [values[constant.name] for values in document["left_out"].values()]

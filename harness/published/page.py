@@ -1,9 +1,14 @@
-"""An HTML page of predicted against measured rates: two SVG charts and a legend, no scripts."""
+"""An HTML page of predicted against measured rates: SVG charts and a legend, no scripts.
+
+First a chart for each phase, then the curves of the groups: measured and predicted over each other.
+"""
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
+from moebench.harness.published.laws import Law, laws
 from moebench.harness.published.prediction import Phase, Prediction
 from moebench.harness.published.rows import Row
 from moebench.harness.published.score import Pair, compared, ratio
@@ -50,6 +55,12 @@ svg .title { fill: var(--ink); font-weight: 600; }
 .point { fill-opacity: .75; }
 .point:hover { fill-opacity: 1; stroke: var(--ink); }
 .point.faint { fill-opacity: .25; }
+.curves { display: flex; flex-wrap: wrap; gap: .75rem; }
+.curves figure { margin: 0; width: 224px; }
+.curves figcaption { color: var(--muted); font-size: .75rem; overflow-wrap: anywhere; }
+.curve { fill: none; stroke-width: 2; }
+.predicted { stroke-dasharray: 5 3; }
+h2 { font-size: 1.1rem; margin: 1.5rem 0 0; }
 ul { list-style: none; padding: 0; columns: 22rem; font-size: .82rem; }
 li { break-inside: avoid; overflow-wrap: anywhere; }
 li svg { vertical-align: -2px; margin-right: .35rem; }
@@ -69,6 +80,7 @@ def page(rows: Sequence[Row], predictions: Sequence[Prediction]) -> str:
         f'<path d="{_OUTLINES[shape]}" fill="{colour}"/></svg>{_safe(name)}</li>'
         for name, (colour, shape) in marks.items()
     )
+    curves = "".join(_figures(laws(rows, predictions)))
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -78,7 +90,11 @@ def page(rows: Sequence[Row], predictions: Sequence[Prediction]) -> str:
 On the solid line, prediction and measurement are equal; on the dashed lines they differ by a factor
 of 2. Pale points are rows that are not absolute: only their order within a group counts. Point at
 one to see its row, source and ratio (predicted / measured).</p>
-<div class="charts">{charts}</div><ul>{legend}</ul></body></html>
+<div class="charts">{charts}</div><ul>{legend}</ul>
+<h2>Curves: milliseconds per token</h2>
+<p>Rows of one system and group that differ in one variable.  Lines with points are measured, dashed
+lines are predicted; both axes are linear and start at zero or at the smallest value.</p>
+<div class="curves">{curves}</div></body></html>
 """
 
 
@@ -119,6 +135,65 @@ def _chart(phase: Phase, pairs: Sequence[Pair], marks: dict[str, tuple[str, str]
         "measured (tokens/s), logarithmic</text>"
         f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">'
         "predicted (tokens/s), logarithmic</text></svg>"
+    )
+
+
+#: Side of a curve's frame of data, and the margins left of and below it, in pixels.
+CURVE_WIDTH, CURVE_HEIGHT, CURVE_LEFT, CURVE_BELOW = 170, 110, 44, 22
+
+
+def _figures(found: Sequence[Law]) -> Iterator[str]:
+    """Yield a figure for each group, phase and variable, with the curves of its systems."""
+    of: dict[tuple[str, str, str], list[Law]] = defaultdict(list)
+    for law in found:
+        of[law.group, law.phase, law.variable].append(law)
+    for (group, phase, variable), same in of.items():
+        names = system_colours([law.system for law in same])
+        systems = ", ".join(
+            f'<span style="color:{names[law.system][0]}">{_safe(law.system)}</span>' for law in same
+        )
+        yield (
+            f"<figure>{_curves(same, {name: colour for name, (colour, _) in names.items()})}"
+            f"<figcaption>{_safe(group)}, {phase}, over {_safe(variable)}: {systems}</figcaption>"
+            "</figure>"
+        )
+
+
+def _curves(same: Sequence[Law], colours: Mapping[str, str]) -> str:
+    """Return the measured and the predicted curves of one figure as SVG."""
+    points = [point for law in same for point in law.points]
+    left, right = min(x for x, *_ in points), max(x for x, *_ in points)
+    top = max(value for _, *both in points for value in both) * 1.05
+    width, height = CURVE_LEFT + CURVE_WIDTH + 8, CURVE_HEIGHT + CURVE_BELOW + 8
+
+    def place(x: float, ms: float) -> str:
+        across = CURVE_LEFT + (x - left) / (right - left) * CURVE_WIDTH
+        return f"{across:.1f} {8 + (1 - ms / top) * CURVE_HEIGHT:.1f}"
+
+    drawn = ""
+    for law in same:
+        colour = colours[law.system]
+        for kind, at in (("measured", 1), ("predicted", 2)):
+            path = "L".join(place(point[0], point[at]) for point in law.points)
+            drawn += f'<path class="curve {kind}" stroke="{colour}" d="M{path}"/>'
+        for x, measured, predicted in law.points:
+            said = (
+                f"{law.system}: x = {x:.4g}, measured {measured:.4g} ms, predicted {predicted:.4g}"
+            )
+            drawn += (
+                f'<path d="{_OUTLINES[SHAPES[0]]}" fill="{colour}" '
+                f'transform="translate({place(x, measured)}) scale(.7)">'
+                f"<title>{_safe(said)}</title></path>"
+            )
+    frame = f"M{CURVE_LEFT} 8v{CURVE_HEIGHT}h{CURVE_WIDTH}"
+    return (
+        f'<svg role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'aria-label="milliseconds per token, measured and predicted">'
+        f'<path class="grid" fill="none" d="{frame}"/>{drawn}'
+        f'<text x="{CURVE_LEFT - 4}" y="16" text-anchor="end">{top / 1.05:.3g}</text>'
+        f'<text x="{CURVE_LEFT - 4}" y="{8 + CURVE_HEIGHT}" text-anchor="end">0</text>'
+        f'<text x="{CURVE_LEFT}" y="{height - 4}">{left:.3g}</text>'
+        f'<text x="{width - 8}" y="{height - 4}" text-anchor="end">{right:.3g}</text></svg>'
     )
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from moebench.harness.published.case import NOISE, Case, Unpredictable, case_of
-from moebench.harness.published.constants import Fitted, Values, fitted, values_for
+from moebench.harness.published.constants import Fitted, Values, fitted, fold, values_for
 from moebench.harness.published.prediction import Phase, Prediction
 from moebench.harness.published.rows import Row
 from moebench.harness.published.simulate import milliseconds, profile_of
@@ -27,9 +27,16 @@ def predict(rows: Sequence[Row]) -> list[Prediction]:
     return _all(rows, partial(predict_row, found=fitted()))
 
 
-def left_out(rows: Sequence[Row]) -> list[Prediction]:
-    """Return the predictions with constants that were fitted without a row's machine and author."""
-    return _all(rows, partial(_left_out, found=fitted()))
+def left_out(rows: Sequence[Row], in_sample: Sequence[Prediction]) -> list[Prediction]:
+    """Return the predictions with constants that were fitted without a row's machine and author.
+
+    Args:
+        in_sample: predictions of the same rows; those of machines that no fit saw are taken over.
+    """
+    found = fitted()
+    seen = [row for row in rows if fold(row) in found.left_out]
+    again = {(one.id, one.phase): one for one in _all(seen, partial(_left_out, found=found))}
+    return [again.get((one.id, one.phase), one) for one in in_sample]
 
 
 def predict_row(row: Row, found: Fitted | None = None) -> list[Prediction]:

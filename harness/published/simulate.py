@@ -204,7 +204,7 @@ def _many_rows(case: Case, values: Values, profile: HardwareProfile) -> float:
     rate = host.core_rate.per_s * values["core AVX-512" if case.wide else "core AVX2"]
     rate *= values[rules_of_rows(case)]
     cores = case.threads * case.sockets ** (math.log2(2 * values["sockets products"]) - 1)
-    return 2 * rate * cores / host.peak_fp32.flops_per_s
+    return float(2 * rate * cores / host.peak_fp32.flops_per_s)
 
 
 #: Constants that only prompts depend on, and only decoded tokens of one text.
@@ -213,8 +213,8 @@ OF_PROMPTS = frozenset({
     "device products", "pool products", "alike",
 })  # fmt: skip
 OF_TOKENS = frozenset({
-    "attention reads", "latent reads", "codebook formats", "few bits", "fp4 formats", "repacked", "python attention reads",
-    "cache hits", "static hits",
+    "attention reads", "latent reads", "codebook formats", "few bits", "fp4 formats", "repacked",
+    "python attention reads", "cache hits", "static hits",
 })  # fmt: skip
 
 

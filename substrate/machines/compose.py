@@ -555,6 +555,17 @@ def _reads(found: Build, processor: Processor) -> Number:
     return _number(nominal * share, "GB/s", source, badge, (nominal * low, nominal * high))
 
 
+def _shared(found: Build, processor: Processor) -> Number:
+    """Return the bandwidth that copies and products share: the most that machines of its kind read.
+
+    Two sockets have it each.
+    """
+    _, low, high = SERVER_SHARE if processor.server else DESKTOP_SHARE
+    source = f"estimate: {high:g} of {found.nominal_gbs:.4g} GB/s nominal, the most that is read"
+    ends = (low * found.nominal_gbs, found.nominal_gbs)
+    return _number(high * found.nominal_gbs, "GB/s", source, "estimate", ends)
+
+
 def _peak(part: Cores, sockets: int = 1, server: bool = False) -> Number:
     """Return cores times operations per cycle times clock."""
     clock = part.base_ghz if server else (part.base_ghz + part.boost_ghz) / 2
@@ -584,6 +595,7 @@ def _host(found: Build, processor: Processor) -> dict[str, Any]:
     return {
         **_any_host(processor, _host_name(found), _ram(found), _reads(found, processor),
                     _peak(processor, sockets, server), sockets),
+        "shared_bandwidth": _shared(found, processor),
         "idle_power": _number(idle * sockets, "W", f"estimate: package idle of {where}"),
         "full_power": _number(
             full * sockets, "W", f"estimate: TDP of {where}", "estimate",

@@ -57,13 +57,14 @@ class HostProducts(NamedTuple):
 
     Attributes:
         kernels: of quantised weights.  torch's own packed products (`ExpertDtype`) are fused.
-        threads: that multiply; None is one a core.  They limit products of weights whose bits are
-            given as a number, where the profile has the rate of a core.
+        threads: that multiply, as cores whose rate they reach; None is one a core.  They limit
+            products of weights whose bits are given as a number, where the profile has the rate of
+            a core.
         rate: of the experts' format on a core, over that of plain 4-bit blocks.
     """
 
     kernels: HostKernels = "unpacking"
-    threads: int | None = None
+    threads: float | None = None
     rate: float = 1.0
 
 
@@ -115,10 +116,10 @@ class CostModel:
         self._cache_reads = self._large * _share(software.attention_reads)
         if shape.latent is not None:
             self._cache_reads = self._large * _share(software.latent_reads, LATENT_READS)
-        self._set_host(host)
         efficiency = profile.link.in_engine_efficiency.ratio
         #: Bytes that the link to the device copies in one nanosecond.
         self.h2d_bytes_per_ns = profile.link.h2d(pinned).bytes_per_s * efficiency / 1e9
+        self._set_host(host)
         #: Bytes that one read at a time transfers from the disk in one nanosecond.
         self.read_bytes_per_ns = profile.disk.queue1_bandwidth.bytes_per_s / 1e9
         self._d2h = profile.link.pinned_d2h.bytes_per_s * efficiency / 1e9
@@ -167,6 +168,11 @@ class CostModel:
         """Set the rates of the host."""
         host, software = self.profile.host, self.profile.software
         self._host_bytes = host.gemv_bandwidth.bytes_per_s / 1e9
+        #: The share of their rates that copies and products on the host lose while both run.
+        self.lost_together = 0.0
+        if host.shared_bandwidth is not None:
+            both = self._host_bytes + self.h2d_bytes_per_ns
+            self.lost_together = max(0.0, 1 - host.shared_bandwidth.bytes_per_s / 1e9 / both)
         self._host_cache_reads = self._host_bytes * _share(software.host_attention)
         self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
         #: The share of the host's bandwidth that fused kernels reach, by precision or highest bits.

@@ -94,6 +94,9 @@ class Host(Inert):
     #: Quantised weights that one core multiplies with one row, by fused kernels; None if only the
     #: memory's bandwidth is known to limit them.
     core_rate: WeightRate | None = None
+    #: What copies to the device and products on the host share where they overlap; None if both
+    #: together do not reach it.
+    shared_bandwidth: Bandwidth | None = None
     #: Whether ``gemv_bandwidth`` was inferred from the time of an expert, which holds its dispatch.
     gemv_holds_dispatch: StrictBool = False
     idle_power: Power | None = None  #: None if unknown: then energy is not reported

@@ -105,6 +105,10 @@ FIELDS = {
         "TPOT of engines whose weights have any number of bits: what a core multiplies",
         "a product of quantised weights with one row, by one thread of such an engine",
     ),
+    "host.shared_bandwidth": Field(
+        "TPOT of systems that copy experts while others are computed on the host",
+        "bytes of a copy and of reads by all cores at the same time, over the time",
+    ),
     "host.idle_power": Field("energy while the host waits", "turbostat, RAPL: package power"),
     "host.full_power": Field("energy while it computes", "data sheet: TDP"),
     "disk.queue1_bandwidth": Field(

@@ -75,6 +75,7 @@ class SimulatedMachine:
         if costs.synchronous:
             self.submit = self._submit_synchronous  # type: ignore[method-assign]
         self._lost_beside_copies = costs.lost_beside_copies
+        self._lost_together = costs.lost_together
         #: Without overlap, the last submitted operation: all lanes are idle once it has ended.
         self._last: Span | None = None
         self._add = timeline.add
@@ -304,7 +305,10 @@ class SimulatedMachine:
             if end > start:
                 start, cause, late = end, cause_of(dependency), behind
         if self._lost_beside_copies and lane is _DEVICE:
-            duration_ns += self._beside_copies(start, duration_ns)
+            duration_ns += self._beside(self._lost_beside_copies, _H2D, start, duration_ns)
+        elif self._lost_together and (lane is _HOST or lane is _H2D):
+            other = _H2D if lane is _HOST else _HOST
+            duration_ns += self._beside(self._lost_together, other, start, duration_ns)
         end = start + duration_ns
         if end < not_before_ns:
             end = not_before_ns
@@ -325,10 +329,12 @@ class SimulatedMachine:
         self._last = span
         self.timeline.add(span)
 
-    def _beside_copies(self, start_ns: int, alone_ns: int) -> int:
-        """Return by how much copies queued at its start slow an operation of the device, in ns."""
-        lost = self._lost_beside_copies
-        return round(lost * min(alone_ns / (1 - lost), max(0, self._free[_H2D] - start_ns)))
+    def _beside(self, lost: float, other: Lane, start_ns: int, alone_ns: int) -> int:
+        """Return by how much another lane's queue at its start slows an operation, in ns.
+
+        The operation that is submitted later bears the whole of it.
+        """
+        return round(lost * min(alone_ns / (1 - lost), max(0, self._free[other] - start_ns)))
 
     # ------------------------------------------------------------------ prefetches
 
