@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 COUNT ?= 150
 
-.PHONY: run test wheels test-native test-trackers fuzz faults mutants differential native opencompass check lint \
+.PHONY: run test wheels test-native test-trackers fuzz faults mutants differential fit ablation native opencompass check lint \
   format bench docs lock browser libaio clean
 
 run: $(VENV)/installed
@@ -82,9 +82,17 @@ mutants: $(VENV)/installed
 differential: $(VENV)/installed
 	$(BIN)/python -m tests.reference.compare
 
-# Has accuracy moved?
+# Have accuracy, latencies, or the errors on published measurements moved?
 check: $(VENV)/installed
 	$(BIN)/moebench check
+	$(BIN)/moebench validate --published --check > /dev/null
+
+# The constants of predictions of published rows, fitted again; and what each component is worth.
+fit: $(VENV)/installed
+	$(BIN)/python -m moebench.harness.published.fit
+
+ablation: $(VENV)/installed
+	$(BIN)/python -m moebench.harness.published.ablation
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -103,9 +103,13 @@ def model_of(run: Document) -> str | None:
 
 
 def badge_of(run: Document) -> str:
-    """Return a run's badge, with ``noisy`` added if a measurement spreads too far."""
-    noisy = dig(run, "measured.noisy")
-    return f"{run['badge']}, noisy" if noisy else str(run["badge"])
+    """Return a run's badge, with ``noisy`` added if a measurement spreads too far.
+
+    ``checked`` is added where the simulator's error on published measurements of this kind of
+    machine and system is known; the run's interval holds it.
+    """
+    noisy, known = dig(run, "measured.noisy"), dig(run, "interval.checked")
+    return str(run["badge"]) + (", noisy" if noisy else "") + (", checked" if known else "")
 
 
 def basis(run: Document) -> str:

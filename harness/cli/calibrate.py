@@ -15,7 +15,7 @@ from moebench.substrate.errors import InputError, UsageError
 SYSTEMS = "moe-ondemand,smoe,daop,duoserve,flashmoe,hybrimoe,llamacpp"
 
 #: Options of `moebench validate --published`, and of `--add-row`; all others run systems.
-PUBLISHED = ("published", "rows", "left_out", "html", "out", "json")
+PUBLISHED = ("published", "rows", "left_out", "check", "html", "out", "json")
 ADD_ROW = ("add_row",)
 
 #: What is measured, and what lies below the device.
@@ -103,6 +103,9 @@ def validate(
         bool, option("With --published: show errors with machine and author left out.",
                      "--left-out")
     ] = False,
+    check: Annotated[
+        bool, option("With --published: compare the errors with the accepted ones.", "--check")
+    ] = False,
     html: Annotated[
         Path | None, option("With --published: file of a page, predicted against measured.")
     ] = None,
@@ -116,7 +119,8 @@ def validate(
 ) -> None:  # fmt: skip
     """Compare measured with simulated latencies: on this computer, or as others published them.
 
-    Exit code: 0 done, 1 a row of --add-row is incomplete.
+    Exit code: 0 done, 1 a row of --add-row is incomplete or --check finds larger errors, 4 it finds
+    smaller ones: make fit accepts them.
     """
     from moebench.harness.arguments import find_data_dir, require_file, require_writable
 
@@ -126,8 +130,7 @@ def validate(
 
         if add_row is not None:
             raise typer.Exit(0 if rows_of_others.add_row(add_row) else 1)
-        rows_of_others.show(rows, left_out, html, out, json)
-        return
+        raise typer.Exit(rows_of_others.show(rows, left_out, check, html, out, json))
     if profile is None:
         raise UsageError("--profile: give a profile of moebench calibrate, or --published")
     checkpoint, link_gb_s = _measured(given)

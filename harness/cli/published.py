@@ -32,9 +32,14 @@ FIGURES = {
 
 
 def show(
-    path: Path | None, left_out: bool, html: Path | None, out: Path | None, json: bool
-) -> None:
-    """Predict published rows, and print or write how far the predictions are off."""
+    path: Path | None, left_out: bool, check: bool, html: Path | None, out: Path | None, json: bool
+) -> int:
+    """Predict published rows, and print or write how far the predictions are off.
+
+    Returns:
+        the exit code: 0, or with ``check`` 1 if an error is larger than accepted, 4 if none is and
+        some are smaller.
+    """
     from moebench.harness.arguments import require_file
     from moebench.harness.published.rows import read_rows, shipped
     from moebench.harness.published.score import summary
@@ -61,9 +66,25 @@ def show(
         write_text(out, json_text.dumps(document, indent=1, sort_keys=True) + "\n")
     if json:
         console.print_json(document)
-        return
+        return _check(scores) if check else 0
     _show_summary(f"{len(rows)} published rows", scores)
     _show_rows(rows, shown)
+    return _check(scores) if check else 0
+
+
+def _check(scores: Mapping[str, Any]) -> int:
+    """Compare the errors with those that ship, say what moved, and return the exit code."""
+    from moebench.harness.published.errors import moved, shipped_errors
+
+    found = moved(shipped_errors(), {"in_sample": scores, "left_out": scores["left_out"]})
+    for one in found:
+        console.stderr().print(
+            f"{one.name}: {'worse' if one.worse else 'better'}: {one.now} instead of {one.accepted}"
+        )
+    if not found:
+        console.stderr().print("errors of published rows: as accepted")
+        return 0
+    return 1 if any(one.worse for one in found) else 4
 
 
 def add_row(file: Path) -> bool:

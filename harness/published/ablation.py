@@ -95,14 +95,10 @@ FIELDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _same(x: Any) -> Any:
-    return x
-
-
 def _predicted(
-    row: Row, change: str, with_case: bool, cells: Mapping[str, Any] | None = None
+    row: Row, change: str = "", cells: Mapping[str, Any] | None = None
 ) -> list[Prediction]:
-    """Return a row's predictions without a component, a rule, or cells."""
+    """Return a row's predictions without a component or rule, or without cells."""
     values = values_for(row, fitted())
     seen = row if cells is None else row.model_copy(update=dict(cells))
     measured = [(phase, rate) for phase in row.phases if (rate := row.measured(phase)) is not None]
@@ -110,10 +106,10 @@ def _predicted(
         case = case_of(seen)
     except Unpredictable as why:
         return [Prediction(row.id, phase, rate, reason=str(why)) for phase, rate in measured]
-    if cells is None and with_case:
-        case = RULES_WITHOUT.get(change, _same)(case)
-    elif cells is None:
-        values = COMPONENTS_WITHOUT.get(change, _same)(values)
+    if change in RULES_WITHOUT:
+        case = RULES_WITHOUT[change](case)
+    elif change:
+        values = COMPONENTS_WITHOUT[change](values)
     return [Prediction(row.id, phase, rate, _rate(case, values, phase)) for phase, rate in measured]
 
 
@@ -132,16 +128,16 @@ def table(rows: Sequence[Row]) -> Iterable[tuple[str, str, dict[str, Any]]]:
             found = pool.map(one, some, chunksize=4)
             return summary(some, [prediction for each in found for prediction in each])
 
-        yield "all", "with all", scored(rows, partial(_predicted, change="", with_case=False))
+        yield "all", "with all", scored(rows, _predicted)
         for name in COMPONENTS_WITHOUT:
-            one = partial(_predicted, change=name, with_case=False)
+            one = partial(_predicted, change=name)
             yield "component", name, scored(rows, one)
         for name in RULES_WITHOUT:
-            yield "rule", name, scored(rows, partial(_predicted, change=name, with_case=True))
+            yield "rule", name, scored(rows, partial(_predicted, change=name))
         for name, cells in FIELDS.items():
             named = [row for row in rows if row.absolute and _says(row, cells)]
-            yield "with field", name, scored(named, partial(_predicted, change="", with_case=False))
-            without = partial(_predicted, change="", with_case=False, cells=cells)
+            yield "with field", name, scored(named, _predicted)
+            without = partial(_predicted, cells=cells)
             yield "without field", name, scored(named, without)
 
 

@@ -20,9 +20,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moebench.harness import console
+from moebench.harness.published import errors
 from moebench.harness.published.case import NOISE, Case
-from moebench.harness.published.constants import BY_NAME, COMPONENTS, CONSTANTS, FILE, Values, fold
-from moebench.harness.published.predict import EIGHTY, figures, tokens
+from moebench.harness.published.constants import (
+    BY_NAME,
+    COMPONENTS,
+    CONSTANTS,
+    FILE,
+    Values,
+    fitted,
+    fold,
+)
+from moebench.harness.published.predict import EIGHTY, figures, left_out, predict, tokens
 from moebench.harness.published.prediction import Phase
 from moebench.harness.published.rows import FOLDER, Row, read_rows, shipped
 from moebench.harness.published.simulate import milliseconds, names_of
@@ -68,15 +77,14 @@ def fit(rows: Sequence[Row], rounds: int = ROUNDS) -> dict[str, Any]:
             problem = Problem(at, residuals, slopes, weights, folds)
             at = solve(problem, np.ones(len(found), bool))
             console.say(f"median |log ratio| before: {np.median(np.abs(residuals)):.3f}")
-        left_out = {
+        others = {
             name: _values(solve(problem, np.array([other != name for other in folds])))
             for name in sorted(set(folds))
         }
-        tries = [(figure, left_out[name]) for figure, name in zip(found, folds, strict=True)]
-        errors = list(pool.map(_error, tries, chunksize=4))
+        tries = [(figure, others[name]) for figure, name in zip(found, folds, strict=True)]
+        off = list(pool.map(_error, tries, chunksize=4))
     return {
-        "all": _values(at), "left_out": left_out,
-        "own_error": _own_errors(found, errors),
+        "all": _values(at), "left_out": others, "own_error": _own_errors(found, off),
     }  # fmt: skip
 
 
@@ -166,11 +174,18 @@ def changes(document: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
+def _write(name: str, document: Mapping[str, Any]) -> None:
+    (FOLDER / name).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Fit the constants to the rows that ship, or to those of a path, and write the file."""
-    document = fit(read_rows(Path(arguments[0]) if arguments else shipped()))
-    file = FOLDER / FILE
-    file.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    """Fit the constants to the rows that ship, or to those of a path, and write both files."""
+    rows = read_rows(Path(arguments[0]) if arguments else shipped())
+    document = fit(rows)
+    _write(FILE, document)
+    fitted.cache_clear()
+    in_sample = predict(rows)
+    _write(errors.FILE, errors.document(rows, in_sample, left_out(rows, in_sample)))
     console.table("constants", ["constant", "component", "fitted", "left out", "source"],
                   changes(document))  # fmt: skip
 

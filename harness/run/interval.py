@@ -13,11 +13,15 @@ A short run depends on the order of its prompts, too: a prompt begins with the e
 before it left.  So a run of `MOST_BATCHES` at most is replayed in other orders, and the largest
 changes count like those of one more number.  Nothing is random: the same run has the same interval.
 
-What it does not cover: errors of the cost model itself, and of figures that count as exact.
+The cost model's own error is known where other people published measurements of the same system on
+the same kind of machine: `harness.published.errors` has the factor within which 80 % of the
+predictions of these are, with machine and author left out.  It counts like one more number, and
+the run is called *checked*.  Elsewhere the interval does not cover that error, nor anywhere the
+errors of figures that count as exact.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +32,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from moebench.harness.published.errors import checked
 from moebench.harness.run.document import with_interval
 from moebench.harness.run.learn import calibrate, silent
 from moebench.harness.run.live import LiveSession
@@ -258,22 +263,27 @@ def add_interval(
     """
     profile = load_profile(session.spec.machine, session.spec.software)
     effects, order = effects_on(session, scratch), effect_of_order(session, scratch)
-    found = interval(document["metrics"], effects, order)
+    published = checked(session.spec.system, profile)
+    found = interval(document["metrics"], effects, order, published)
     with_interval(document, badge_of(profile, effects), found)
 
 
 def interval(
-    metrics: dict[str, Any], numbers: Sequence[Effect], order: Changes | None = None
-) -> dict[str, Any]:
+    metrics: dict[str, Any], numbers: Sequence[Effect], order: Changes | None = None,
+    published: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return the ``interval`` part of a document.
 
     Returns:
         ``low`` and ``high`` of each latency that the run has and of tokens/s; ``fields``: the
-        numbers that move a latency most, with the change in percent of it at each end; and
+        numbers that move a latency most, with the change in percent of it at each end;
         ``order``: the largest changes in percent in other orders of the prompts, None if no other
-        was replayed.
+        was replayed; and, where there are published rows of its kind, ``checked``: by phase, how
+        many figures and machines, and their errors with machine and author left out.
     """
     effects: list[Changes] = [*numbers, *([] if order is None else [order])]
+    if published is not None:
+        effects.append(_of_published(published))
     means = {name: metrics[name]["mean"] for name in MOVED if metrics[name]}
     found: dict[str, Any] = {}
     for name, mean in means.items():
@@ -290,7 +300,19 @@ def interval(
             "high": round(speed * whole / low, 4) if low else None,
         }
     fields = [_named(one, means) for one in _largest(numbers, means)]
-    return {**found, "fields": fields, "order": order and _percent(order, means)}
+    found |= {"fields": fields, "order": order and _percent(order, means)}
+    return found if published is None else {**found, "checked": dict(published)}
+
+
+#: Phase of a published rate, by the latency that it is of.
+PHASES = {"tpot_ms": "decode", "ttft_ms": "prefill"}
+
+
+def _of_published(published: Mapping[str, Any]) -> Changes:
+    """Return the changes of latencies to both ends of 80 % of the published figures' errors."""
+    factors = {name: published[phase]["within_80"] for name, phase in PHASES.items()
+               if phase in published}  # fmt: skip
+    return Changes({name: (1 / factor - 1, factor - 1) for name, factor in factors.items()})
 
 
 def _of_whole(prefill: float) -> Callable[[Changes], Changes]:

@@ -43,6 +43,8 @@ BADGES = {
     CHANGED: "the stored document was edited after its run",
     "calibrated": "simulated, with a hardware profile fitted to measurements on that machine",
     "datasheet": "simulated, mainly from published figures of the hardware; never run on it",
+    "checked": "published measurements of such a system on such a machine exist; the interval "
+    "holds the simulator's error on them",
     "estimate": "simulated, mainly from estimates in the hardware profile; never run on it",
 }
 

@@ -48,7 +48,7 @@ def test_json_is_one_document_of_rows_and_summary(file, monkeypatch) -> None:
         {"id": "a3", "phase": "decode", "measured": None, "reason": "only a bound was measured"},
     ]  # fmt: skip
     found = called.json["summary"]
-    assert found.pop("left_out") is None
+    found.pop("left_out")
     rows = rows_module.read_rows(file)
     assert found == pytest.approx(summary(rows, predict(rows)))
     assert (found["absolute_rows"], found["median_error"]) == (2, pytest.approx(1))
@@ -71,30 +71,38 @@ def test_absent_shipped_rows_are_refused(monkeypatch, tmp_path) -> None:
     assert "--published: this installation has no rows" in refused(*PUBLISHED)
 
 
-@pytest.mark.parametrize("as_predictions", [True, False])
-def test_left_out_errors_are_in_the_document_and_in_the_table(as_predictions, file, monkeypatch):
-    def left_out(rows):
-        guesses = predicted(rows, 4)
-        return guesses if as_predictions else summary(rows, guesses)
-
-    install(monkeypatch, predict=predicted, left_out=left_out)
+def test_left_out_errors_are_in_the_document_and_in_the_table(file, monkeypatch) -> None:
+    install(monkeypatch, predict=predicted, left_out=lambda rows, _: predicted(rows, 4))
     found = call(*PUBLISHED, file, "--json").json["summary"]
     assert found["median_error"] == 0
     assert found["left_out"]["median_error"] == pytest.approx(3)
     assert set(found["left_out"]) == set(found) - {"left_out"}
-    assert "decode: median error\t0.0%\t≤ 20 %" in call(*PUBLISHED, file).out
-    shown = call(*PUBLISHED, file, "--left-out")
-    assert "decode: median error\t300.0%\t≤ 20 %" in shown.out
-    # Groups and worst rows are left out, too, if there are predictions.
-    assert ("a1\tdecode\t8\t32\t4.00" in shown.out) is as_predictions
-    assert ("a1\tdecode\t8\t8\t1.00" in shown.out) is not as_predictions
-    assert ("in sample" in shown.err) is not as_predictions
+    shown = call(*PUBLISHED, file)
+    assert "decode: median error\t0.0%\t300.0%\t≤ 20 %" in shown.out
+    assert "a1\tdecode\t8\t8\t1.00" in shown.out
+    assert "a1\tdecode\t8\t32\t4.00" in call(*PUBLISHED, file, "--left-out").out
 
 
-def test_left_out_without_such_predictions_is_refused(file, monkeypatch) -> None:
-    install(monkeypatch, predict=predicted)
-    assert "--left-out: this predictor has none" in refused(*PUBLISHED, file, "--left-out")
-    assert call(*PUBLISHED, file).code == 0
+def test_the_guard_accepts_equal_errors_and_says_which_moved(file, monkeypatch, tmp_path) -> None:
+    from moebench.harness.published import errors
+
+    rows = rows_module.read_rows(file)
+    accepted = tmp_path / errors.FILE
+    accepted.write_text(json.dumps(errors.document(rows, predicted(rows, 2), predicted(rows, 4))))
+    monkeypatch.setattr(errors, "FOLDER", tmp_path)
+    errors.shipped_errors.cache_clear()
+    for factors, code, said in (
+        ((2, 4), 0, "as accepted"),
+        ((2.001, 4), 1, "in_sample.median_error: worse"),
+        ((2, 5), 1, "left_out.median_error: worse"),
+        ((1.5, 4), 4, "in_sample.median_error: better"),
+    ):
+        inside, outside = factors
+        install(monkeypatch, predict=lambda rows, x=inside: predicted(rows, x),
+                left_out=lambda rows, _, x=outside: predicted(rows, x))  # fmt: skip
+        called = call(*PUBLISHED, file, "--check")
+        assert (called.code, said in called.err) == (code, True), called.err
+    errors.shipped_errors.cache_clear()
 
 
 def test_text_shows_summary_groups_worst_rows_and_reasons(file, monkeypatch) -> None:
@@ -108,8 +116,8 @@ def test_text_shows_summary_groups_worst_rows_and_reasons(file, monkeypatch) -> 
     install(monkeypatch, predict=predict)
     called = call(*PUBLISHED, file)
     lines = called.out.splitlines()
-    assert "decode: 90th percentile\t× 2.00\t≤ × 1.7" in lines
-    assert "prefill: median error\t–\t≤ 35 %" in lines
+    assert "decode: 90th percentile\t× 2.00\t× 2.00\t≤ × 1.7" in lines
+    assert "prefill: median error\t–\t–\t≤ 35 %" in lines
     assert "g\tdecode\t2\t100%\t1 of 1\t–" in lines
     machine = "RTX 3090 + Ryzen 9 5950X (someone)"
     assert f"a1\tdecode\t8\t16\t2.00\t10.67 to 24\t{machine}" in lines

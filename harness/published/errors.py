@@ -1,0 +1,150 @@
+"""Errors of predictions by kind of machine and system: the file that ships, its use, its guard.
+
+`results/measured/errors.json` has the scores of the rows that ship, in sample and with machine and
+author left out, and for each kind the left-out errors of its figures.  A simulated run of such a
+kind has an interval that holds this error, and is called *checked*.
+"""
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moebench.harness.published.case import SERVER_CORES, Unpredictable, case_of
+from moebench.harness.published.constants import fold
+from moebench.harness.published.prediction import Prediction
+from moebench.harness.published.rows import FOLDER, Row
+from moebench.harness.published.score import summary
+from moebench.substrate.errors import InputError
+from moebench.substrate.files import read_text
+from moebench.substrate.machines.profile import HardwareProfile
+
+FILE = "errors.json"
+
+#: Fewest figures, and machines with author, from which the error of a kind is known.
+FIGURES, MACHINES = 8, 2
+
+#: Systems of moebench by the engines that rows name.
+SYSTEMS = {"llama.cpp": "llamacpp", "ktransformers": "ktransformers"}
+
+#: Largest relative change of a score that is no change: sums of other processors.
+EQUAL = 1e-3
+
+#: Scores of which lower is better, and higher.
+LOWER = ("median_error", "p90_ratio", "prefill_median_error", "prefill_p90_ratio")
+HIGHER = ("kendall_tau", "pairs_in_order", "slopes_within_30", "predicted_share")
+
+
+def machine_kind(profile: HardwareProfile) -> str:
+    """Return the kind of a machine: no card, one pool, desktop or server."""
+    if profile.pool:
+        return "no card" if profile.gpu.name == profile.host.name else "one pool"
+    return "server" if profile.host.cores.count >= SERVER_CORES else "desktop"
+
+
+def kind(system: str, profile: HardwareProfile) -> str:
+    """Return the kind of a run: system, software and kind of machine."""
+    return f"{system}, {profile.software.name}, {machine_kind(profile)}"
+
+
+def document(
+    rows: Sequence[Row], in_sample: Sequence[Prediction], left_out: Sequence[Prediction]
+) -> dict[str, Any]:
+    """Return the document of `FILE`."""
+    return {
+        "in_sample": summary(rows, in_sample),
+        "left_out": summary(rows, left_out),
+        "kinds": _kinds(rows, left_out),
+    }
+
+
+def _kinds(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Return, by kind and phase, the errors of figures of enough machines."""
+    by_id = {row.id: row for row in rows}
+    found: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+    for one in predictions:
+        row = by_id[one.id]
+        name = _kind_of(row)
+        if name is not None and one.predicted:
+            error = abs(math.log(one.predicted / one.measured))
+            found[name, one.phase].append((fold(row), error))
+    kinds: dict[str, Any] = defaultdict(dict)
+    for (name, phase), pairs in sorted(found.items()):
+        machines, errors = {machine for machine, _ in pairs}, [error for _, error in pairs]
+        if len(errors) >= FIGURES and len(machines) >= MACHINES:
+            kinds[name][phase] = {
+                "figures": len(errors), "machines": len(machines),
+                "median_error": math.expm1(statistics.median(errors)),
+                "within_80": math.exp(float(np.quantile(errors, 0.8))),
+            }  # fmt: skip
+    return dict(kinds)
+
+
+def _kind_of(row: Row) -> str | None:
+    try:
+        case = case_of(row)
+    except Unpredictable:
+        return None
+    system = SYSTEMS.get(case.engine.name)
+    return None if system is None else kind(system, case.profile)
+
+
+@cache
+def shipped_errors(file: Path | None = None) -> Mapping[str, Any]:
+    """Return the document that ships, or that of a file.
+
+    Raises InputError: the file is absent or damaged; how to make it.
+    """
+    file = file or FOLDER / FILE
+    try:
+        said = json.loads(read_text(file))
+        return {key: said[key] for key in ("in_sample", "left_out", "kinds")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{file}: holds no errors ({error}); make them again: make fit") from error
+
+
+def checked(system: str, profile: HardwareProfile) -> Mapping[str, Any] | None:
+    """Return the left-out errors of a run's kind by phase, or None if no rows are of its kind.
+
+    Returns:
+        by phase: ``figures``, ``machines``, ``median_error``, and ``within_80``: the factor within
+        which 80 % of the predictions are.
+    """
+    if not (FOLDER / FILE).is_file():
+        return None
+    found: Mapping[str, Any] | None = shipped_errors()["kinds"].get(kind(system, profile))
+    return found
+
+
+# ------------------------------------------------------------------------------ the guard
+
+
+class Moved(NamedTuple):
+    """A score that differs from the accepted one."""
+
+    name: str
+    accepted: float | None
+    now: float | None
+    worse: bool
+
+
+def moved(accepted: Mapping[str, Any], now: Mapping[str, Any]) -> list[Moved]:
+    """Return the scores that differ by more than `EQUAL`, of both summaries."""
+    found = []
+    for part in ("left_out", "in_sample"):
+        for key in (*LOWER, *HIGHER):
+            before, after = accepted[part].get(key), now[part].get(key)
+            if before is None and after is None:
+                continue
+            if before is None or after is None:
+                found.append(Moved(f"{part}.{key}", before, after, after is None))
+            elif abs(after - before) > EQUAL * abs(before):
+                worse = after > before if key in LOWER else after < before
+                found.append(Moved(f"{part}.{key}", before, after, worse))
+    return found
