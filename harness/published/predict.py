@@ -192,6 +192,9 @@ def _with_rules(profile: HardwareProfile, rules: Rules) -> HardwareProfile:
     ends = None if handoff.range is None else tuple(ratio * end for end in handoff.range)
     handoff = handoff.model_copy(update={"value": rules.handoff_us, "range": ends})
     host = host.model_copy(update={"gemm_efficiency": share, "handoff": handoff})
+    # The engine's rules state these, not its kind of software.
+    own = {"host_gemm_share": None, "host_kernel_gain": None}
+    software = profile.software.model_copy(update=own)
     reached = POOL_SHARE if profile.pool else rules.device_share
     ends = (reached / 2, min(1.0, 2 * reached))
     tensor = profile.gpu.tensor_efficiency.model_copy(update={"value": reached, "range": ends})
@@ -206,4 +209,5 @@ def _with_rules(profile: HardwareProfile, rules: Rules) -> HardwareProfile:
     })  # fmt: skip
     whole = link.in_engine_efficiency.model_copy(update={"value": 1.0, "range": None})
     link = link.model_copy(update={"pageable_h2d": unpinned, "in_engine_efficiency": whole})
-    return profile.model_copy(update={"host": host, "gpu": gpu, "link": link})
+    changed = {"host": host, "gpu": gpu, "link": link, "software": software}
+    return profile.model_copy(update=changed)

@@ -117,7 +117,8 @@ class Software(Inert):
     each expert wherever it is computed.
 
     ``host_fused_*`` and ``host_unpacking`` are of quantised experts on the host
-    (`substrate.choices.HostKernels`).
+    (`substrate.choices.HostKernels`).  ``host_kernel_gain`` and ``host_gemm_share`` are of engines
+    whose own kernels multiply there: None is llama.cpp's rate, and the host's ``gemm_efficiency``.
     """
 
     name: str = Field(min_length=1)
@@ -135,6 +136,8 @@ class Software(Inert):
     host_fused_4bit: Efficiency
     host_fused_2bit: Efficiency
     host_unpacking: Ratio  #: time of unpacking weights over that of their product in bf16
+    host_kernel_gain: Ratio | None = None  #: rate of fused kernels for one row, over llama.cpp's
+    host_gemm_share: Ratio | None = None  #: of the host's fp32 peak, products of many rows
     launches_attention: Count
     launches_gate: Count
     launches_expert: Count

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from moebench.harness.published.engines import ENGINES
 from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
 from moebench.substrate.machines.profile import (
     MACHINES,
@@ -162,11 +163,24 @@ def test_software_costs() -> None:
 
 
 def test_the_kinds_of_software() -> None:
-    assert software_names() == ["ggml", "hf-eager", "lean", "python-graphs"]
+    assert software_names() == [
+        "ggml", "hf-eager", "ik", "kt", "lean", "python-graphs",
+    ]  # fmt: skip
     for kind in software_names():
         assert load_software(kind).name == kind
         assert load_profile("a6000", kind).software == load_software(kind)
     assert load_profile("a6000").software.name == "lean"
+
+
+def test_kernels_of_the_host_by_kind_of_software() -> None:
+    kinds = {kind: load_software(kind) for kind in software_names()}
+    shares = {kind: s.host_gemm_share.ratio for kind, s in kinds.items() if s.host_gemm_share}
+    gains = {kind: s.host_kernel_gain.ratio for kind, s in kinds.items() if s.host_kernel_gain}
+    assert (shares, gains) == ({"ggml": 0.3, "ik": 1.1, "kt": 0.4}, {"ik": 1.3})
+    # The rules of engines with which published rows are predicted have the same numbers.
+    rules = {"ggml": "llama.cpp", "ik": "ik_llama", "kt": "ktransformers"}
+    assert shares == {kind: ENGINES[name].host_share for kind, name in rules.items()}
+    assert gains["ik"] == ENGINES["ik_llama"].gain
 
 
 def test_hf_eager_takes_a_millisecond_a_layer_and_130_us_an_expert() -> None:
@@ -190,7 +204,7 @@ def test_software_is_stated_by_kind(good: dict[str, Any], tmp_path: Path, own: o
     good["software"] = own
     message = complaint(good, tmp_path)
     assert message.startswith("software: expected costs by kind of software; allowed kinds: ")
-    assert message.endswith("ggml, hf-eager, lean, python-graphs")
+    assert message.endswith("ggml, hf-eager, ik, kt, lean, python-graphs")
 
 
 def test_a_kind_needs_all_its_costs(good: dict[str, Any], tmp_path: Path) -> None:
