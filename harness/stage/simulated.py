@@ -116,6 +116,19 @@ def threads_used(runtime: Runtime, profile: HardwareProfile) -> int | None:
     return None if runtime.threads is None else min(runtime.threads, profile.host.cores.count)
 
 
+def threads_notes(runtime: Runtime, profile: HardwareProfile) -> list[str]:
+    """Return a sentence where the host has fewer cores than threads, or no rate of a core."""
+    threads, cores = runtime.threads, profile.host.cores.count
+    if threads is None:
+        return []
+    if threads > cores:
+        return [f"threads={threads} counts as {cores}: the host has {cores} cores"]
+    if profile.host.core_rate is None:
+        alone = "limits products of many rows alone: the profile has no host.core_rate"
+        return [f"threads={threads} {alone}"]
+    return []
+
+
 def _notes(
     request: StageRequest, memory: Memory, machine: SimulatedMachine, total: int
 ) -> list[str]:
@@ -131,14 +144,7 @@ def _notes(
             f"experts are on the disk: host memory has room for {machine.host_memory.capacity} of "
             f"{total}"
         )
-    cores = profile.host.cores.count
-    if runtime.threads is not None and runtime.threads > cores:
-        notes.append(f"threads={runtime.threads} counts as {cores}: the host has {cores} cores")
-    elif runtime.threads is not None and profile.host.core_rate is None:
-        notes.append(
-            f"threads={runtime.threads} limits products of many rows alone: the profile has no "
-            "host.core_rate"
-        )
+    notes += threads_notes(runtime, profile)
     if runtime.expert_precision is not None:
         notes.append(
             f"experts are charged as {runtime.expert_precision}; the mathematics is not quantised"
