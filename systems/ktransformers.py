@@ -48,8 +48,9 @@ Deviations and readings:
   once that one has been computed; the code copies within the device.
 - Deferral is limited to decode, as the paper reports it.  The code does not check the phase: its
   hybrid prefill defers experts that are immediate for no token of the prompt.
+- With deferral each expert on the host has its own hand-over; the code has two for a layer.
 - Host memory keeps all experts, including residents (issues 2023, 2084), in the code and here.
-- The machine sets the host's speed: there are no AMX or NUMA kernels.  ``--software lean`` is the
+- The machine sets the host's speed: there are no AMX or NUMA kernels.  ``--software kt`` is the
   nearest to one CUDA graph for all of decode.
 """
 
@@ -174,6 +175,7 @@ class KTransformers(System):
     prefetch: Prefetching = field(default_factory=NoPrefetch)
     evict: Eviction = field(default_factory=OnlyNamed)
     host_kernels: HostKernels = "fused"
+    host_together: bool = True  # one submission to the CPU, one sync for a layer
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return a note on how many slots are reserved for layer-wise prefill."""

@@ -9,15 +9,23 @@ moves no experts in decode: its graph is split by the location of weights; split
                                        the device (``place=n-cpu-moe``)
     -ngl N                           GpuLayers: the last N layers on the device; the others, with
                                        attention and KV cache, on the host (``place=ngl``)
+    --fit on                         Fit: the first layers' experts on the device (``place=fit``)
+    -ot REGEX=CPU                    Override: experts of matching layers on the host
+                                       (``place=override``, ``place.host``)
     op offload, for 32 rows and      HostOrCopy: used experts are copied, computed on the device and
       more (PR #15346)                 dropped; ``assign.min_batch``, GGML_OP_OFFLOAD_MIN_BATCH
     micro-batches (-ub 512)          ``assign.micro_batch``: each repeats the copies (Plan.again)
+    -t N                             ``threads``; by default one for each core
+    a split of the graph             ``host_together``: the host computes a layer's experts with one
+                                       hand-over
     splits run in order              ``overlap=False``
     mmap: weights are pageable       ``pinned_copies=False``; --no-mmap is ``pinned_copies=true``
 
-The default N is the best that fits, as a user would tune it, in the bytes that every other system
-has; `place.n` sets it.  Copied experts also need room: llama.cpp allocates one tensor at a time, a
-matrix of all experts of a layer; so slots for a third of a layer stay free.
+The default placement is --n-cpu-moe with the best N that fits, as a user would tune it, in the
+bytes that every other system has; `place.n` sets it.  llama.cpp without flags does ``place=fit``
+(`systems.llamacpp_place`).  Copied experts also need room: llama.cpp allocates one tensor at a
+time, a matrix of all experts of a layer; so slots for a third of a layer stay free.  Its kind of
+software is `--software ggml`; ik_llama.cpp, which has the same placements, is `--software ik`.
 
 Deviations and readings:
 
@@ -29,9 +37,9 @@ Deviations and readings:
 - Attention of a large batch with -ngl is computed on the device; llama.cpp leaves the products with
   the KV cache to the host.
 - Without room for a third of a layer the host computes prompts, too (--no-op-offload).
-- Each expert on the host has its own hand-over; llama.cpp has one for a layer.
-- llama.cpp's control thread is C++: about 3,000 launches of 5 us a token.  moebench charges the
-  costs of the run's kind of software; `--software lean` is nearer to it than ``hf-eager``.
+- Where experts are read from the disk, each of them has its own hand-over to the host.
+- llama.cpp's control thread is C++.  moebench charges the costs of the run's kind of software;
+  `--software ggml` is llama.cpp's.
 - Weights have the run's precision; quantised files are other runs (`--precision 4bit`).
 """
 
@@ -54,11 +62,20 @@ from moebench.systems.policies.place import experts_of
 from moebench.systems.policies.prefetch import NoPrefetch
 from moebench.systems.policies.route import ExactRouting
 
-#: Model families of llama.cpp's converter (conversion/__init__.py).  XVERSE-MoE is not among them:
-#: the converter maps XverseForCausalLM, whose graph has no experts.
+#: Model families of llama.cpp's converter, by ``model_type``.  Sources: the map of
+#: conversion/__init__.py at 00bdaa1; mistral3.py at 32e9e04 (mistral4); Kimi K2 has DeepSeek-V3's
+#: architecture.  XVERSE-MoE is not among them: the converter maps XverseForCausalLM, whose graph
+#: has no experts.
 CONVERTED = frozenset({
-    "deepseek", "deepseek_v2", "glm4_moe", "gpt_oss", "llama4_text", "mixtral", "olmoe", "phimoe",
-    "qwen2_moe", "qwen3_moe",
+    "bailing_moe_v2", "deepseek", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "gemma4",
+    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "granitemoehybrid", "hunyuan_v1_moe",
+    "kimi_k2", "llama4_text", "minimax_m2", "mistral4", "mixtral", "nemotron_h", "olmoe", "phimoe",
+    "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "step3p5",
+    # Converters in files of their own, newer than that map: laguna.py at 051139f, qwen4exp.py at
+    # 0a32c5e, glm5next.py at e972e2c; DeepseekV4ForCausalLM in deepseek.py at 01a723d.
+    "deepseek_v4", "glm5_next", "laguna", "qwen4_exp",
+    # llama.cpp's architectures of models read from a GGUF file, where they have other names.
+    "deepseek2", "deepseek4", "glm5next", "qwen4exp",
 })  # fmt: skip
 
 
@@ -67,9 +84,21 @@ def staging(shape: ModelShape) -> int:
     return -(-shape.num_experts // 3)
 
 
+class Split(Placement):
+    """Base of llama.cpp's static placements, which it spells as flags."""
+
+    @abstractmethod
+    def flags(self, shape: ModelShape) -> str:
+        """Return llama.cpp's flags for the placement, and what they do, for a run's notes."""
+
+    def most_slots(self, shape: ModelShape) -> int | None:
+        """Return the most experts on the device, after `homes`; None is all that fit."""
+        return None
+
+
 @dataclass(kw_only=True)
-class StaticSplit(Placement):
-    """Base of llama.cpp's splits: all experts of the layers from ``first`` on are on the device.
+class StaticSplit(Split):
+    """Base of splits at a layer: all experts of the layers from ``first`` on are on the device.
 
     Option ``n`` is N of llama.cpp's command-line ``flag``; None is the best that fits.
     """
@@ -91,6 +120,10 @@ class StaticSplit(Placement):
     @abstractmethod
     def count(self, first: int, shape: ModelShape) -> int:
         """Convert the first device layer to N, or N to the first device layer."""
+
+    def flags(self, shape: ModelShape) -> str:
+        """Return the flag with its N."""
+        return f"{self.flag} {self.count(self.first, shape)}, of {shape.num_layers} layers"
 
     def fits(self, first: int, shape: ModelShape, budget: Budget) -> bool:
         """Return whether the device holds these layers and the copies of the others' experts."""
@@ -156,8 +189,9 @@ class HostOrCopy(Assignment):
     """Computes absent experts on the host, but copies them for micro-batches of many rows.
 
     Attributes:
-        min_batch: fewest rows of a micro-batch that copies its experts to the device.
-        micro_batch: most rows that are computed at a time.
+        min_batch: fewest rows of a micro-batch that copies its experts to the device
+            (GGML_OP_OFFLOAD_MIN_BATCH).
+        micro_batch: most rows that are computed at a time (-ub).
     """
 
     min_batch: int = 32
@@ -197,7 +231,12 @@ class HostOrCopy(Assignment):
 
 @dataclass(kw_only=True)
 class LlamaCpp(System):
-    """llama.cpp with experts of the first layers on the host (--n-cpu-moe)."""
+    """llama.cpp with experts of the first layers on the host (--n-cpu-moe).
+
+    Attributes:
+        threads: of the host, which compute experts (-t); None is one for each core, and more than
+            the machine's cores count as so many.
+    """
 
     paper = "ggml-org/llama.cpp"
 
@@ -209,6 +248,19 @@ class LlamaCpp(System):
     overlap: bool = False
     pinned_copies: bool | None = False
     host_kernels: HostKernels = "fused"
+    host_together: bool = True
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(
+                f"threads is {self.threads}; allowed: 1 or more, or null for one for each core"
+            )
+
+    def most_slots(self, shape: ModelShape) -> int | None:
+        """Return the most experts that the placement keeps on the device; None is all that fit."""
+        return self.place.most_slots(shape) if isinstance(self.place, Split) else None
 
     def why_not(self, shape: ModelShape, batch: int) -> str | None:
         """Return why llama.cpp's converter has no GGUF file for the model, or None."""
@@ -223,8 +275,7 @@ class LlamaCpp(System):
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return notes with llama.cpp's flags for this split."""
-        said = ["llama.cpp is C++: --software lean is nearer to it than hf-eager"]
-        if isinstance(self.place, StaticSplit):
-            n = self.place.count(self.place.first, shape)
-            said.append(f"llama.cpp {self.place.flag} {n}, of {shape.num_layers} layers")
+        said = ["llama.cpp is C++: its kind of software is --software ggml, ik_llama.cpp's ik"]
+        if isinstance(self.place, Split):
+            said.append(f"llama.cpp {self.place.flags(shape)}")
         return said

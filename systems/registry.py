@@ -110,6 +110,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "device-map": ("accelerate", "DeviceMap"),
         "n-cpu-moe": ("llamacpp", "CpuMoE"),
         "ngl": ("llamacpp", "GpuLayers"),
+        "fit": ("llamacpp_place", "Fit"),
+        "override": ("llamacpp_place", "Override"),
         "streamed": ("deepspeed", "Streamed"),
         "resident-or-streamed": ("deepspeed", "ResidentOrStreamed"),
         "none": ("policies.place", "PlaceNothing"),

@@ -32,11 +32,11 @@ class Engine(NamedTuple):
 
 
 LLAMA = Engine("llama.cpp", "ggml")
-KT = Engine("ktransformers", "ggml", streams_from=None, products="ktransformers")
+KT = Engine("ktransformers", "kt", streams_from=None, products="ktransformers")
 
 #: By the beginning of a row's ``system``, in lower case; sources in `docs/published.md`.
 ENGINES: dict[str, Engine] = {
-    "ik_llama": LLAMA._replace(products="ik_llama.cpp"),
+    "ik_llama": LLAMA._replace(software="ik", products="ik_llama.cpp"),
     "llama.cpp-moe-cache": LLAMA._replace(caches=True),
     "llama.cpp": LLAMA,
     "ollama": LLAMA,

@@ -20,7 +20,7 @@ from moebench.substrate.machines import compose
 from moebench.substrate.machines.costs import CostModel, HostProducts
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.profile_ranges import moved
-from moebench.substrate.machines.quantity import Efficiency
+from moebench.substrate.machines.quantity import Efficiency, Ratio
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache, Scope
@@ -31,6 +31,10 @@ from moebench.systems.policies.assign import LoadForOneUse
 
 #: Bytes of one value of a KV cache without a format of its own.
 CACHE_BYTES = 2.0
+
+#: Kinds of software whose control thread is C++.
+NATIVE = ("ggml", "ik", "kt")
+
 
 
 def milliseconds(case: Case, values: Values, phase: Phase) -> float:
@@ -133,20 +137,20 @@ class Hot(Placement):
 
 def profile_of(case: Case, values: Values) -> HardwareProfile:
     """Return the row's machine with the values of the constants."""
-    profile = _with_attention(case.profile)
+    profile = _with_constants(case.profile)
     for field, value in _changes(case, values, profile):
         profile = moved(profile, field, value)
     return profile
 
 
-def _with_attention(profile: HardwareProfile) -> HardwareProfile:
-    """Return the profile with the shares of attention's reads that its software does not state."""
-    unknown = {
-        field: Efficiency(value=1.0, unit="1", badge="estimate", source="set by a constant")
-        for field in ("attention_reads", "latent_reads", "host_attention")
-        if getattr(profile.software, field) is None
-    }
-    software = profile.software.model_copy(update=unknown)
+def _with_constants(profile: HardwareProfile) -> HardwareProfile:
+    """Return the profile with the numbers of its software that constants set."""
+    one = Efficiency(value=1.0, unit="1", badge="estimate", source="set by a constant")
+    gain = Ratio(value=1.0, unit="1", badge="estimate", source="set by a constant")
+    fields = ("attention_reads", "latent_reads", "host_attention")
+    set_later = {**dict.fromkeys(fields, one), "host_rows_gain": gain}
+    # Gains of one row are constants, too.
+    software = profile.software.model_copy(update={**set_later, "host_kernel_gain": None})
     return profile.model_copy(update={"software": software})
 
 
@@ -163,12 +167,11 @@ def _changes(case: Case, values: Values, profile: HardwareProfile) -> Iterable[t
     yield "host.gemv_bandwidth", reads
     # A cache for each value has the bytes of its format; the kernels unpack it as they read.
     yield "software.host_attention", values["host attention"] * CACHE_BYTES / case.cache_bytes
-    native = software.name == "ggml"
+    native = software.name in NATIVE
     reading = "attention reads" if native else "python attention reads"
     yield "software.attention_reads", values[reading]
     yield "software.latent_reads", values["latent reads"]
-    if host.core_rate is not None:
-        yield "host.gemm_efficiency", _many_rows(case, values, profile)
+    yield "software.host_rows_gain", _rows_gain(case, values)
     handoff = values["handoff us"] * (values["virtual handoff"] if case.virtual else 1.0)
     if case.hot and rules.misses == "host":
         handoff += values["cached layer us"]
@@ -194,17 +197,10 @@ def _changes(case: Case, values: Values, profile: HardwareProfile) -> Iterable[t
 BASES = {"measured reads": 0.9}
 
 
-def _many_rows(case: Case, values: Values, profile: HardwareProfile) -> float:
-    """Return the share of the host's fp32 peak at which products with many rows run.
-
-    A core multiplies as many weights as with one row, times the engine's factor.
-    """
-    host = profile.host
-    assert host.core_rate is not None
-    rate = host.core_rate.per_s * values["core AVX-512" if case.wide else "core AVX2"]
-    rate *= values[rules_of_rows(case)]
-    cores = case.threads * case.sockets ** (math.log2(2 * values["sockets products"]) - 1)
-    return float(2 * rate * cores / host.peak_fp32.flops_per_s)
+def _rows_gain(case: Case, values: Values) -> float:
+    """Return a core's rate with many rows over its composed rate with one."""
+    rate = values["core AVX-512" if case.wide else "core AVX2"] * values[rules_of_rows(case)]
+    return float(rate * case.sockets ** (math.log2(2 * values["sockets products"]) - 1))
 
 
 #: Constants that only prompts depend on, and only decoded tokens of one text.

@@ -25,12 +25,15 @@ class SimulatedKind:
     """Simulated machines, in virtual time: a hardware profile of the catalogue or a file."""
 
     def supports(self, spec: RunSpec) -> Supports:
-        """Return that all runtime options can be simulated, except forms on measured profiles.
+        """Return that all runtime options can be simulated; on measured profiles, two cannot.
 
-        A measured profile has only the times of whole records.
+        A measured profile has only the times of whole records, by one number of threads.
         """
         measured = load_profile(spec.machine, spec.software).measured
-        return Supports(where=f"--machine {spec.machine}", forms=measured is None)
+        only: dict[str, tuple[object, str]] = {}
+        if measured is not None:
+            only["threads"] = (None, "has times that were measured with the host's own threads")
+        return Supports(where=f"--machine {spec.machine}", forms=measured is None, only=only)
 
     def offer(self, spec: RunSpec) -> Offer:
         """Return the memory of the profile's machine."""
@@ -52,7 +55,7 @@ class SimulatedKind:
             pinned=runtime.pinned_copies,
             module_hooks=runtime.module_hooks,
             fused_experts=system.assign.whole_layers(request.full),
-            host=HostProducts(runtime.host_kernels),
+            host=HostProducts(runtime.host_kernels, threads_used(runtime, profile)),
             prediction_python=runtime.prediction_python,
             parallel_reads=runtime.parallel_reads,
             forms=runtime.forms,
@@ -108,6 +111,24 @@ def copies_block(runtime: Runtime, profile: HardwareProfile) -> bool:
     return not pinned and profile.measured is None
 
 
+def threads_used(runtime: Runtime, profile: HardwareProfile) -> int | None:
+    """Return the host's threads that compute experts, at most its cores; None is all cores."""
+    return None if runtime.threads is None else min(runtime.threads, profile.host.cores.count)
+
+
+def threads_notes(runtime: Runtime, profile: HardwareProfile) -> list[str]:
+    """Return a sentence where the host has fewer cores than threads, or no rate of a core."""
+    threads, cores = runtime.threads, profile.host.cores.count
+    if threads is None:
+        return []
+    if threads > cores:
+        return [f"threads={threads} counts as {cores}: the host has {cores} cores"]
+    if profile.host.core_rate is None:
+        alone = "limits products of many rows alone: the profile has no host.core_rate"
+        return [f"threads={threads} {alone}"]
+    return []
+
+
 def _notes(
     request: StageRequest, memory: Memory, machine: SimulatedMachine, total: int
 ) -> list[str]:
@@ -123,6 +144,7 @@ def _notes(
             f"experts are on the disk: host memory has room for {machine.host_memory.capacity} of "
             f"{total}"
         )
+    notes += threads_notes(runtime, profile)
     if runtime.expert_precision is not None:
         notes.append(
             f"experts are charged as {runtime.expert_precision}; the mathematics is not quantised"

@@ -130,7 +130,7 @@ def on_this_computer(
         only={
             "reads_unfinished": (False, finished),
             "module_hooks": (False, hookless),
-            "host_together": (False, "computes each expert on the host by itself"),
+            "threads": (None, "computes experts on the host with PyTorch's threads"),
         }
         | {name: (value, takes) for name, value in allowed.items()},
     )

@@ -37,8 +37,9 @@ class Runtime:
         prediction_python: a prediction that runs the next layer's attention pays the Python of a
             layer, under software that pays it (`Software.layer`).
         forms: the forms in which the system holds records; form 0 is the whole record.
-        host_together: a simulated host computes a layer's experts as one operation, with one
+        host_together: the host computes a layer's experts as one operation, with one
             hand-over, as the graph of a C++ engine does.
+        threads: of the host, which compute experts; None is one for each core.
     """
 
     overlap: bool = True
@@ -54,6 +55,7 @@ class Runtime:
     prediction_python: bool = True
     forms: tuple[Form, ...] = (Form(),)
     host_together: bool = False
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

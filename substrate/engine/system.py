@@ -92,6 +92,11 @@ class System:
         return ()
 
     @property
+    def threads(self) -> int | None:
+        """Threads of the host, an option of systems whose code has one; None is one per core."""
+        return None
+
+    @property
     def runtime(self) -> Runtime:
         """The `Runtime` value made of the system's attributes of the same names."""
         return Runtime(**{one.name: getattr(self, one.name) for one in fields(Runtime)})

@@ -58,8 +58,8 @@ class HostProducts(NamedTuple):
     Attributes:
         kernels: of quantised weights.  torch's own packed products (`ExpertDtype`) are fused.
         threads: that multiply, as cores whose rate they reach; None is one a core.  They limit
-            products of weights whose bits are given as a number, where the profile has the rate of
-            a core.
+            products of many rows, and those of quantised weights by fused kernels where the profile
+            has the rate of a core.
         rate: of the experts' format on a core, over that of plain 4-bit blocks.
     """
 
@@ -167,6 +167,8 @@ class CostModel:
     def _set_host(self, products: HostProducts) -> None:
         """Set the rates of the host."""
         host, software = self.profile.host, self.profile.software
+        cores = host.cores.count
+        threads = products.threads or cores
         self._host_bytes = host.gemv_bandwidth.bytes_per_s / 1e9
         #: The share of their rates that copies and products on the host lose while both run.
         self.lost_together = 0.0
@@ -175,18 +177,24 @@ class CostModel:
             self.lost_together = max(0.0, 1 - host.shared_bandwidth.bytes_per_s / 1e9 / both)
         self._host_cache_reads = self._host_bytes * _share(software.host_attention)
         self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
+        self._host_flops *= min(1.0, threads / cores)
+        #: Whether the rate above is of products with many rows alone.
+        self._own_rows = software.host_rows_gain is not None and host.core_rate is not None
+        if software.host_rows_gain is not None and host.core_rate is not None:
+            rate = host.core_rate.per_s * software.host_rows_gain.ratio
+            self._host_flops = 2 * rate * threads / 1e9
+        gain = 1.0 if software.host_kernel_gain is None else software.host_kernel_gain.ratio
         #: The share of the host's bandwidth that fused kernels reach, by precision or highest bits.
         self._fused_share = {
-            "int8": software.host_fused_8bit.ratio,
-            "4bit": software.host_fused_4bit.ratio,
-            "int4": software.host_fused_4bit.ratio,
-            "2bit": software.host_fused_2bit.ratio,
+            "int8": min(1.0, gain * software.host_fused_8bit.ratio),
+            "4bit": min(1.0, gain * software.host_fused_4bit.ratio),
+            "int4": min(1.0, gain * software.host_fused_4bit.ratio),
+            "2bit": min(1.0, gain * software.host_fused_2bit.ratio),
         }
         #: Weights that the host multiplies with one row in one ns, by experts or others.
         self._host_weights: dict[bool, float] = {}
         if host.core_rate is not None:
-            cores = products.threads or host.cores.count
-            rate = cores * host.core_rate.per_s / 1e9
+            rate = gain * threads * host.core_rate.per_s / 1e9
             self._host_weights = {True: rate * products.rate, False: rate}
         self._host_kernels = products.kernels
         self._unpacking = software.host_unpacking.ratio
@@ -294,8 +302,8 @@ class CostModel:
         time += dispatches + self._handoff_ns * (1 if expert else len(weights))
         for params, rows in weights:
             flops = 2 * params * rows / self._host_flops
-            if rows == 1 and self._threads_limit(op):  # the rate of a core says it already
-                flops = 0
+            if rows == 1 and (self._own_rows or self._threads_limit(op)):
+                flops = 0  # what is read in this time, or a core's rate, says it already
             time += max(self._host_read(op, params), flops)
         return time
 
@@ -315,7 +323,8 @@ class CostModel:
         if share is None:  # not quantised
             return self._stored(op, params) / self._host_bytes
         if self._host_kernels == "fused" or stored_as in get_args(ExpertDtype):
-            return self._stored(op, params) / (self._host_bytes * share)
+            read = self._stored(op, params) / (self._host_bytes * share)
+            return max(read, params / self._host_weights[expert]) if self._host_weights else read
         return stored_bytes(params, "bf16") * self._unpacking / self._host_bytes
 
     def _stored(self, op: Op, params: int) -> int:

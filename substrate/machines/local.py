@@ -312,7 +312,10 @@ class LocalMachine:
         with self.lock:
             if lane is self.records.lane:
                 return self._loader.waiting * self._least_ns.get((OpKind.LOAD, lane), 0)
-            waiting = sum(task.span.lane is lane is Lane.HOST for task in self._tasks)
+            waiting = sum(
+                len(task.span.op.experts) for task in self._tasks
+                if task.span.lane is lane is Lane.HOST
+            )  # fmt: skip
             return waiting * self._least_ns.get((OpKind.EXPERT, lane), 0)
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
@@ -345,7 +348,7 @@ class LocalMachine:
                 span.moved_bytes = self.slots[0].nbytes
             if op.kind is OpKind.EXPERT:
                 first = op.layer != self._host_layer
-                self.timeline.costs.on_host(span.duration_ns, op.rows[0], first)
+                self.timeline.costs.on_host(span.duration_ns / len(op.rows), op.rows[0], first)
                 self._host_layer = op.layer
             self.timeline.add(span)
             self._changed.notify_all()

@@ -67,6 +67,8 @@ class MeasuredCosts(CostModel):
             attend = interpolated(times.device[OpKind.ATTEND], op.rows[0], op.pairs)
             gates = sum(interpolated(times.device[OpKind.GATE], rows) for rows in op.rows)
             return gates + (attend if op.context else 0.0)
+        if lane is Lane.HOST and op.kind is OpKind.EXPERT and op.kind in times.host:
+            return sum(interpolated(times.host[op.kind], rows) for rows in op.rows)
         table = times.host if lane is Lane.HOST else times.device
         if op.kind in table and lane in (Lane.DEVICE, Lane.HOST):
             return interpolated(table[op.kind], op.rows[0], op.pairs)

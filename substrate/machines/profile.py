@@ -120,7 +120,8 @@ class Software(Inert):
     each expert wherever it is computed.
 
     ``host_fused_*`` and ``host_unpacking`` are of quantised experts on the host
-    (`substrate.choices.HostKernels`).
+    (`substrate.choices.HostKernels`).  ``host_kernel_gain`` and ``host_rows_gain`` are of engines
+    whose own kernels multiply there: None is llama.cpp's rate, and the host's ``gemm_efficiency``.
     """
 
     name: str = Field(min_length=1)
@@ -143,6 +144,8 @@ class Software(Inert):
     attention_reads: Efficiency | None = None
     latent_reads: Efficiency | None = None
     host_attention: Efficiency | None = None  #: the same on the host, of its bandwidth
+    host_kernel_gain: Ratio | None = None  #: rate of fused kernels for one row, over llama.cpp's
+    host_rows_gain: Ratio | None = None  #: a core's rate with many rows, over that with one
     launches_attention: Count
     launches_gate: Count
     launches_expert: Count

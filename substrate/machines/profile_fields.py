@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel
 
 from moebench.substrate.machines.profile import HardwareProfile
-from moebench.substrate.machines.quantity import Quantity
+from moebench.substrate.machines.quantity import Efficiency, Quantity
 
 
 class Field(NamedTuple):
@@ -151,6 +151,14 @@ FIELDS = {
     "software.host_attention": Field(
         "the same on the host, over its bandwidth", "the same, with attention on the host"
     ),
+    "software.host_kernel_gain": Field(
+        "TPOT of engines whose own kernels multiply there, over those of llama.cpp",
+        "tokens/s of both engines with the same file and host, experts on the host",
+    ),
+    "software.host_rows_gain": Field(
+        "TTFT of systems that compute experts on the host, in place of host.gemm_efficiency",
+        "weights times rows over the time of a prompt on the host, over host.core_rate of its cores",
+    ),
     "software.launches_attention": Field("kernels of a layer's attention", _COST),
     "software.launches_gate": Field("kernels of a gate", _COST),
     "software.launches_expert": Field("kernels of a routed expert", _COST),
@@ -174,7 +182,7 @@ def units(kind: Any) -> str:
     """Return a field's units as text, or ``text`` or ``true or false`` for other fields."""
     if isinstance(kind, type) and issubclass(kind, Quantity):
         known = " or ".join(unit for unit in kind.UNITS if unit != "1")
-        return known or ("a number" if kind.WHOLE else "a share, 0-1")
+        return known or ("a share, 0-1" if issubclass(kind, Efficiency) else "a number")
     return "text" if kind is str else "true or false"
 
 

@@ -29,6 +29,7 @@ from tests.systems.kinds import KINDS
 VALUES = {
     "evict.trace": ["a-trace"],
     "host_experts": ["8"],
+    "place.host": [r"blk\.1\.ffn_.*_exps"],
     "place.popularity": ["[[3.0, 1.5], [0.0, 2.0]]"],
     "route.sensitivity": ["[2.0, 0.5]"],
 }

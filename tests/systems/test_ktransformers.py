@@ -98,7 +98,7 @@ def test_a_long_prompt_goes_layer_by_layer_through_the_device():
 def test_a_shorter_prompt_is_computed_where_its_experts_are():
     ran = prefilled(threshold="3")
     assert of(ran, OpKind.LOAD) == []
-    assert [row[:2] for row in of(ran, OpKind.EXPERT, Lane.HOST)][:2] == [(0, (1,)), (0, (2,))]
+    assert [row[:2] for row in of(ran, OpKind.EXPERT, Lane.HOST)][:2] == [(0, (1, 2)), (1, (1, 2))]
 
 
 def test_what_no_token_chose_is_brought_too():

@@ -9,7 +9,7 @@ from moebench.harness.conformance.invariants import check_lanes, check_order
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.substrate.memory.capacity import Budget
-from moebench.substrate.models.catalogue import model_names, model_shape
+from moebench.substrate.models.catalogue import find_shape, model_names, model_shape, shape_names
 from moebench.systems.llamacpp import CpuMoE, GpuLayers, HostOrCopy
 from moebench.systems.options import build
 from tests.substrate.engine.fakes import RECORD_BYTES, FlatCosts, Rig, prices, rig, small_shape
@@ -188,6 +188,12 @@ def test_options_that_cannot_be(option):
         build("llamacpp", {f"assign.{option}": "0"})
 
 
+@pytest.mark.parametrize("threads", ["0", "-3"])
+def test_fewer_threads_than_one_are_refused(threads):
+    with pytest.raises(UsageError, match=rf"threads is {threads}; allowed: 1 or more, or null"):
+        build("llamacpp", {"threads": threads})
+
+
 # ----------------------------------------------------------------------------- timelines by hand
 
 TWO = small_shape(layers=2)
@@ -209,13 +215,11 @@ def split_run(place: str, uses, rows: int = 1, **options: int) -> Rig:
 
 
 def test_a_decoded_layer_whose_experts_are_on_the_host():
-    # Gate until 33, experts on the host 33..88..., each with its return of 4, then the sum.
+    # Gate until 33, two experts on the host as one operation, one return of 4, then the sum.
     ran = split_run("n-cpu-moe", [[[(0, 1)], [(0, 1)]]])
-    assert of(ran, OpKind.EXPERT) == [
-        (0, (0,), 33, 88), (0, (1,), 92, 147), (1, (0, 1), 186, 206),
-    ]  # fmt: skip
-    assert of(ran, OpKind.RETURN) == [(0, (0,), 88, 92), (0, (1,), 147, 151)]
-    assert of(ran, OpKind.COMBINE) == [(0, (), 151, 153), (1, (), 206, 208)]
+    assert of(ran, OpKind.EXPERT) == [(0, (0, 1), 33, 143), (1, (0, 1), 182, 202)]
+    assert of(ran, OpKind.RETURN) == [(0, (), 143, 147)]
+    assert of(ran, OpKind.COMBINE) == [(0, (), 147, 149), (1, (), 202, 204)]
     check_order(ran.spans)
     assert ran.timeline.bytes_moved(Lane.H2D) == 0
 
@@ -244,10 +248,10 @@ def test_nothing_stays_from_a_prompt():
 
 
 def test_a_layer_on_the_host_with_all_its_parts():
-    # Attention and gate 70 each, experts 55 each with their return, after the state has gone over.
+    # Attention and gate 70 each, two experts 110 with one return, after the state has gone over.
     ran = split_run("ngl", [[[(0, 1)], [(0, 1)]]])
-    assert of(ran, OpKind.ATTEND) == [(0, (), 0, 70), (1, (), 264, 294)]
-    assert of(ran, OpKind.EXPERT)[:2] == [(0, (0,), 144, 199), (0, (1,), 203, 258)]
+    assert of(ran, OpKind.ATTEND) == [(0, (), 0, 70), (1, (), 260, 290)]
+    assert of(ran, OpKind.EXPERT)[0] == (0, (0, 1), 144, 254)
     check_order(ran.spans, ("host", "device"))
     # A large batch copies the non-expert weights, 0..300, and computes all on the device.
     ran = split_run("ngl", [[[(0, 1), (0, 1)]] * 2], rows=2, min_batch=2)
@@ -264,6 +268,12 @@ def test_every_family_of_the_catalogue_but_xverse_has_a_gguf():
     refused = {name: reason for name, reason in reasons.items() if reason}
     assert list(refused) == ["xverse-moe-a4.2b"]
     assert "converter refuses XverseMoeForCausalLM" in refused["xverse-moe-a4.2b"]
+
+
+def test_models_of_2026_have_a_gguf():
+    made = build("llamacpp")
+    refused = [name for name in shape_names() if made.why_not(find_shape(name), 1)]
+    assert refused == ["xverse-moe-a4.2b"]
 
 
 def test_an_unknown_family_has_none():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from moebench.harness.stage.simulated import loading_ns
+from moebench.harness.stage.simulated import loading_ns, threads_notes, threads_used
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.memory.capacity import Capacity, Request, Room, plan
@@ -57,3 +57,26 @@ def test_a_layer_that_stays_in_host_memory_is_read_all_the_same() -> None:
     system, given = build("moe-ondemand", {}), capacity(10**9)
     less = replace(given, common_bytes=given.common_bytes // 2)
     assert loading_ns(0, COSTS, less, system) == loading_ns(0, COSTS, given, system)
+
+
+@pytest.mark.parametrize(
+    ("machine", "threads", "used", "said"),
+    [
+        ("rtx5070ti", None, None, ""),
+        ("rtx5070ti", 1, 1, "threads=1 limits products of many rows alone: the profile has no"),
+        ("rtx-3090+ryzen-5950x", 4, 4, ""),  # sixteen cores, whose rate is known
+        ("rtx-3090+ryzen-5950x", 16, 16, ""),
+        ("rtx-3090+ryzen-5950x", 17, 16, "threads=17 counts as 16: the host has 16 cores"),
+    ],
+)
+def test_threads_of_the_host_are_at_most_its_cores(
+    machine: str, threads: int | None, used: int | None, said: str
+) -> None:
+    runtime = build("llamacpp", {} if threads is None else {"threads": str(threads)}).runtime
+    profile = load_profile(machine)
+    assert runtime.threads == threads
+    assert threads_used(runtime, profile) == used
+    notes = threads_notes(runtime, profile)
+    assert bool(notes) == bool(said)
+    assert all(note.startswith(said) for note in notes)
+    assert build("fiddler").runtime.threads is None

@@ -1,5 +1,7 @@
 """Prices of S3 (Qwen2-57B-A14B in bf16 on the A6000 box), worked out by hand."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -428,6 +430,58 @@ def test_more_threads_or_faster_cores_never_make_the_host_slower(
     assert took(threads, core_rate * 1.5) <= took(threads, core_rate)
     memory_ns = EXPERT_PARAMS * bits / 8 / 78
     assert took(threads, core_rate) >= memory_ns + 20_000 - 1
+
+
+@pytest.mark.parametrize(
+    ("threads", "precision", "weights_per_ns"),
+    [
+        (2, "4bit", 16),  # two cores of 8 weights a ns
+        (None, "4bit", 6 * 8),  # as many as the machine has cores
+        (6, "4bit", 6 * 8),
+        (64, "4bit", 78 * 0.78 * 8 / 4.15625),  # fused kernels' share of the memory's 78 GB/s
+        (2, "bf16", 78 / 2),  # a core's rate is that of quantised weights
+    ],
+)
+def test_threads_limit_fused_products_of_named_precisions(
+    threads: int | None, precision: Any, weights_per_ns: float
+) -> None:
+    assert A6000.host.cores.count == 6
+    use = HostProducts("fused", threads)
+    costs = CostModel(composed(8.0), QWEN, "bf16", expert_precision=precision, host=use)
+    took = costs.ns(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST) - 20_000
+    assert took == pytest.approx(EXPERT_PARAMS / weights_per_ns, rel=1e-4)
+
+
+def test_products_of_many_rows_take_the_share_of_cores_that_multiply() -> None:
+    op = Op(OpKind.EXPERT, 0, (4096,), (0,))
+    times = {
+        threads: CostModel(A6000, QWEN, "bf16", host=HostProducts("fused", threads)).ns(
+            op, Lane.HOST
+        ) - 20_000
+        for threads in (None, 1, 3, 6, 12)
+    }  # fmt: skip
+    assert times[None] == times[6] == times[12]
+    assert times[3] == pytest.approx(2 * times[6], rel=1e-4)
+    assert times[1] == pytest.approx(6 * times[6], rel=1e-4)
+
+
+def test_kernels_of_a_kind_of_software_on_the_host() -> None:
+    one, many = (Op(OpKind.EXPERT, 0, (rows,), (0,)) for rows in (1, 4096))
+
+    def took(kind: str, op: Op, precision: Any = "2bit") -> int:
+        profile = load_profile("a6000", kind)
+        use = HostProducts("fused")
+        costs = CostModel(profile, QWEN, "bf16", expert_precision=precision, host=use)
+        return costs.ns(op, Lane.HOST) - 20_000
+
+    # ik_llama.cpp's kernels are 1.3 times as fast, up to the memory's bandwidth.
+    assert took("ggml", one) == pytest.approx(1.3 * took("ik", one), rel=1e-4)
+    assert took("ggml", one, "int8") == pytest.approx(took("ik", one, "int8") / 0.95, rel=1e-4)
+    # Of the fp32 peak 0.3, 1.1 and 0.4; others have the machine's share.
+    peak = A6000.host.peak_fp32.flops_per_s / 1e9
+    for kind, share in ("ggml", 0.3), ("ik", 1.1), ("kt", 0.4), ("lean", 0.75):
+        flops = 2 * EXPERT_PARAMS * 4096
+        assert took(kind, many, "bf16") == pytest.approx(flops / peak / share, rel=1e-4)
 
 
 def test_without_a_cores_rate_bits_take_the_share_of_the_nearest_precision() -> None:

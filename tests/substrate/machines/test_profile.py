@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from moebench.harness.published.constants import COMPONENTS
 from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
 from moebench.substrate.machines.profile import (
     MACHINES,
@@ -162,11 +163,26 @@ def test_software_costs() -> None:
 
 
 def test_the_kinds_of_software() -> None:
-    assert software_names() == ["ggml", "hf-eager", "lean", "python-graphs"]
+    assert software_names() == [
+        "ggml", "hf-eager", "ik", "kt", "lean", "python-graphs",
+    ]  # fmt: skip
     for kind in software_names():
         assert load_software(kind).name == kind
         assert load_profile("a6000", kind).software == load_software(kind)
     assert load_profile("a6000").software.name == "lean"
+
+
+def test_kernels_of_the_host_by_kind_of_software() -> None:
+    kinds = {kind: load_software(kind) for kind in software_names()}
+    rows = {kind: s.host_rows_gain.ratio for kind, s in kinds.items() if s.host_rows_gain}
+    gains = {kind: s.host_kernel_gain.ratio for kind, s in kinds.items() if s.host_kernel_gain}
+    assert (rows, gains) == ({"ggml": 0.7, "ik": 2.7, "kt": 3.6}, {"ik": 1.3})
+    # The constants with which published rows are predicted start from the same numbers.
+    engines = {"ggml": "llama.cpp", "ik": "ik_llama.cpp", "kt": "ktransformers"}
+    assert rows == {kind: COMPONENTS[f"rows {name}"] for kind, name in engines.items()}
+    for kind in rows:
+        assert load_software(kind).attention_reads.ratio == COMPONENTS["attention reads"]
+
 
 
 def test_hf_eager_takes_a_millisecond_a_layer_and_130_us_an_expert() -> None:
@@ -190,7 +206,7 @@ def test_software_is_stated_by_kind(good: dict[str, Any], tmp_path: Path, own: o
     good["software"] = own
     message = complaint(good, tmp_path)
     assert message.startswith("software: expected costs by kind of software; allowed kinds: ")
-    assert message.endswith("ggml, hf-eager, lean, python-graphs")
+    assert message.endswith("ggml, hf-eager, ik, kt, lean, python-graphs")
 
 
 def test_a_kind_needs_all_its_costs(good: dict[str, Any], tmp_path: Path) -> None:
