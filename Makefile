@@ -24,7 +24,7 @@ SEED ?= 1
 COUNT ?= 150
 
 .PHONY: run test wheels test-native test-trackers fuzz faults mutants differential native opencompass check lint \
-  format bench docs lock browser libaio clean
+  format bench card docs lock browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -97,6 +97,10 @@ format: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.decode
+
+# What only a GPU can show, in ten minutes, in build/card: docs/machines.md describes the files.
+card: $(VENV)/installed
+	@$(BIN)/python -m benchmarks.card build/card
 
 # The documentation as web pages, in build/site.  A broken link or anchor makes it fail.
 docs: $(DOCS)/installed
