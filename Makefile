@@ -23,8 +23,8 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 COUNT ?= 150
 
-.PHONY: run test wheels test-native test-trackers fuzz faults mutants differential fit ablation native opencompass check lint \
-  format bench docs lock browser libaio clean
+.PHONY: run test wheels test-native test-trackers fuzz faults mutants differential fit ablation \
+  native opencompass check lint format bench card docs lock browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -105,6 +105,10 @@ format: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.decode
+
+# What only a GPU can show, in ten minutes, in build/card: docs/machines.md describes the files.
+card: $(VENV)/installed
+	@$(BIN)/python -m benchmarks.card build/card
 
 # The documentation as web pages, in build/site.  A broken link or anchor makes it fail.
 docs: $(DOCS)/installed

@@ -29,12 +29,12 @@ CHANGED = {
 }
 
 
-@takes(*MEASURED, **CHANGED)
+@takes(*MEASURED, "device", "precision", **CHANGED)
 def calibrate(
     out: Annotated[Path, option("File to write the profile to; its name ends in .yaml.")],
     given: dict[str, Any], store: STORE = DEFAULT_STORE, json: JSON = False,
 ) -> None:  # fmt: skip
-    """Measure each component of this computer and write its hardware profile."""
+    """Measure each component of this computer, or of its GPU, and write its hardware profile."""
     from moebench.harness.arguments import require_file, require_writable
 
     checkpoint, link_gb_s = _measured(given)
@@ -47,8 +47,17 @@ def calibrate(
 
     from moebench.harness.machines.calibrate import calibrate as measure
     from moebench.harness.machines.profile import write_profile
+    from moebench.substrate.machines import accelerator
 
-    profile = measure(checkpoint, link_gb_s, store)
+    card, device = None, given.get("device") or "cpu"
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: allowed: cpu, cuda")
+    if device == "cuda":
+        if link_gb_s is not None:
+            raise UsageError("--emulated-link: a GPU is behind its own link; leave out one of both")
+        card = accelerator.Cuda()
+    precision = given.get("precision") or ("fp32" if card is None else "bf16")
+    profile = measure(checkpoint, link_gb_s, store, card, precision)
     write_profile(profile, out)
     if json:
         print(json_text.dumps(profile, sort_keys=True, default=str))
@@ -73,12 +82,13 @@ def calibrate(
     shape = checkpoint.resolve() / "config.json"
     console.say(
         f"{profile['calibration']['error']['source']}; profile in {out}: use it with "
-        f"--machine {out} --model {shape} --precision fp32"
+        f"--machine {out} --model {shape} --precision {precision}"
     )
 
 
 @takes(
-    *MEASURED, "cache_ratio", "workload", "batch", "prompts", "new_tokens", "calibrate_texts",
+    *MEASURED, "device", "precision", "cache_ratio", "workload", "batch", "prompts", "new_tokens",
+    "calibrate_texts",
     **CHANGED, cache_ratio=Changed(default=0.25), batch=Changed(default=1, min=1),
     prompts=Changed(default=4, min=1), new_tokens=Changed(default=16, min=2),
 )  # fmt: skip
@@ -95,7 +105,7 @@ def validate(
     set_: Annotated[
         list[str] | None, option("Option of one system, as system.key=value; repeatable.", "--set")
     ] = None,
-    repeats: Annotated[int, option("Measured runs of each system; the median is used.", min=1)] = 3,
+    repeats: Annotated[int, option("Measured runs of each system; tokens are pooled.", min=1)] = 3,
     published: Annotated[
         bool, option("Predict measurements that other people published.", "--published")
     ] = False,
@@ -245,8 +255,9 @@ def _show(document: dict[str, Any]) -> None:
     for one in document["not_possible"]:
         console.say(f"not possible here: {one['system']}: {one['reason']}")
     console.say(
-        "resident: the error of a token of the resident model, right before and after the system's "
-        "runs: so much the computer itself has moved since it was calibrated"
+        "error: of the time over the resident model's, whose tokens were measured between the "
+        "system's; resident: the error of these tokens in each run: so much the computer has moved "
+        "since it was calibrated"
     )
     s = document["summary"]
     verdict = "met" if all(s["met"].values()) else "not met"

@@ -1,4 +1,4 @@
-"""``moebench calibrate``: measures this computer with one model and writes a hardware profile.
+"""``moebench calibrate``: measures this computer, or its GPU, and writes a hardware profile.
 
 Only components are measured: device operations by rows and cached tokens, experts by rows on device
 and host, single and queued copies, the control thread's time between operations, and the disk by
@@ -9,7 +9,7 @@ difference between the summed components and a resident model's token time on a 
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -17,15 +17,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from moebench.harness.machines.copies import copy_rate
 from moebench.harness.machines.disk import disk_rates
 from moebench.harness.machines.profile import profile_of
-from moebench.harness.stage.local import DTYPE
+from moebench.harness.stage.card import DTYPES, OnCard
 from moebench.substrate.engine.loop import Engine
+from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.accelerator import Accelerator
+from moebench.substrate.machines.cuda import CardRecords, CudaMachine
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.measured_times import Measured, Point, interpolated, shape_hash
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
-from moebench.substrate.machines.records import DiskRecords, EmulatedLink, MemoryRecords
+from moebench.substrate.machines.records import (
+    DiskRecords,
+    EmulatedLink,
+    MemoryRecords,
+    RecordsInMemory,
+)
 from moebench.substrate.machines.records import rows as memory_rows
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
@@ -33,6 +43,7 @@ from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.device import CPU
 from moebench.substrate.models.expert_store import ExpertStore
 from moebench.substrate.models.opening import open_checkpoint
 from moebench.systems.options import build
@@ -57,19 +68,34 @@ LOADS = 16
 PAIRS, MOST_COPIES = 5, 2048
 
 
-def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str, Any]:
+def calibrate(
+    weights: Path, link_gb_s: float | None, scratch: Path, card: Accelerator | None = None,
+    precision: str = "fp32",
+) -> dict[str, Any]:  # fmt: skip
     """Measure this computer with a checkpoint and return the content of its hardware profile.
 
-    Args:
-        link_gb_s: the emulated link's rate; None loads experts from disk to the device.
-        scratch: a folder on the disk to measure.
+    On a GPU an operation's time is that between two events, so it includes the launches for which
+    the GPU waited.
 
-    Raises CheckpointError, BudgetError: the checkpoint cannot be read, or exceeds the memory.
+    Args:
+        link_gb_s: the emulated link's rate in GB/s; None loads experts from disk to the device.
+        scratch: a folder on the disk to measure.
+        card: the GPU to measure, whose experts are in pinned host memory; None measures the
+            processor.
+        precision: of weights and computation; the processor has fp32 only.
+
+    Raises:
+        CheckpointError, BudgetError: the checkpoint cannot be read, or exceeds the memory.
+        UsageError: the device does not compute in this precision.
     """
+    allowed = DTYPES if card is not None else ["fp32"]
+    if precision not in allowed:
+        raise UsageError(f"--precision {precision}: not measured; allowed: {', '.join(allowed)}")
     torch.set_num_threads(1)
     disk = disk_rates(scratch)
     with ExitStack() as stack, torch.inference_mode():
-        rig = _Rig(open_checkpoint(weights), link_gb_s, scratch, stack)
+        checkpoint = open_checkpoint(weights)
+        rig = _Rig(checkpoint, DTYPES[precision], link_gb_s, scratch, card, stack)
         passes = [
             (n, batch, rig.generate([n] * batch, NEW_TOKENS))
             for _ in range(ROUNDS)
@@ -84,7 +110,7 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
         copies = rig.copies()
         measured = Measured(
             shape=shape_hash(rig.shape),
-            what=f"{weights.resolve().name}, fp32, one thread a side",
+            what=f"{weights.resolve().name}, {precision}, one thread a side",
             device=device,
             host={OpKind.EXPERT: experts[Lane.HOST]} if Lane.HOST in experts else {},
             operation_ns=operation_ns,
@@ -96,40 +122,46 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
         )
         (held_out,) = rig.lengths((HELD_OUT,))
         error = _error(measured, rig.generate([held_out], NEW_TOKENS))
-        record_bytes = rig.shape.expert_params * DTYPE.itemsize
-    return profile_of(measured, record_bytes, rig.shape, disk, error, link_gb_s)
+        record_bytes = rig.shape.expert_params * DTYPES[precision].itemsize
+        rate = None if card is None else copy_rate(card, record_bytes, pinned=False)
+    return profile_of(measured, record_bytes, rig.shape, disk, error, link_gb_s, card, rate)
 
 
 class _Rig:
     """A fully resident model on a local machine, with methods that time its components."""
 
     def __init__(
-        self, checkpoint: Checkpoint, link_gb_s: float | None, scratch: Path, stack: ExitStack
-    ) -> None:
+        self, checkpoint: Checkpoint, dtype: torch.dtype, link_gb_s: float | None, scratch: Path,
+        card: Accelerator | None, stack: ExitStack,
+    ) -> None:  # fmt: skip
         stack.callback(checkpoint.close)
         shape = self.shape = checkpoint.shape
-        records: MemoryRecords | DiskRecords
-        self._one_read: DiskRecords | None = None
-        if link_gb_s is not None:
-            records = MemoryRecords(checkpoint, DTYPE, EmulatedLink(link_gb_s * 1e9))
-        else:
-            path = scratch / "experts" / f"{checkpoint.content_hash()}-float32.bin"
-            store = ExpertStore.build(checkpoint, path, DTYPE)
-            records = DiskRecords(store)
-            self._one_read = stack.enter_context(DiskRecords(store, in_flight=1))
-        stack.enter_context(records)
         slots = len(shape.moe_layers) * shape.num_experts
+        self._timeline = Timeline(keep_all=True)
+        self._one_read: DiskRecords | None = None
+        records: MemoryRecords | DiskRecords | CardRecords
+        common: Mapping[str, Tensor] = checkpoint.common(dtype)
+        if card is not None:
+            records = stack.enter_context(CardRecords(checkpoint, dtype, card))
+            self._machine: LocalMachine = CudaMachine(records, slots, self._timeline, card)
+            common = OnCard(common, card)
+        else:
+            if link_gb_s is not None:
+                records = MemoryRecords(checkpoint, dtype, EmulatedLink(link_gb_s * 1e9))
+            else:
+                path = scratch / "experts" / f"{checkpoint.content_hash()}-float32.bin"
+                store = ExpertStore.build(checkpoint, path, dtype)
+                records = DiskRecords(store)
+                self._one_read = stack.enter_context(DiskRecords(store, in_flight=1))
+            stack.enter_context(records)
+            self._machine = LocalMachine(records, slots, self._timeline)
+        machine = stack.enter_context(self._machine)
         tier = Tier("device", slots * records.stride_bytes)
         cache = ExpertCache(shape, slots, "global", tier, records.stride_bytes)
-        self._timeline = Timeline(keep_all=True)
-        self._machine = stack.enter_context(LocalMachine(records, slots, self._timeline))
-        on_host = records.on_host if isinstance(records, MemoryRecords) else None
-        self._decoder = Decoder(
-            shape, checkpoint.common(DTYPE), SlotExperts(cache, self._machine.slots, on_host)
-        )
-        self._engine = Engine(
-            build("gpu-only"), self._decoder, self._machine, cache, self._timeline
-        )
+        on_host = records.on_host if isinstance(records, RecordsInMemory) else None
+        experts = SlotExperts(cache, machine.slots, on_host)
+        self._decoder = Decoder(shape, common, experts, device=card or CPU)
+        self._engine = Engine(build("gpu-only"), self._decoder, machine, cache, self._timeline)
         self._engine.start()
         self._draw = np.random.default_rng(0)
 

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import yaml
 from moebench.harness.machines.disk import BLOCKS
 from moebench.harness.run.document import processor
 from moebench.substrate.files import write_text
+from moebench.substrate.machines.accelerator import WORKSPACE_BYTES, Accelerator
 from moebench.substrate.machines.free_memory import available_bytes
-from moebench.substrate.machines.measured_times import Measured
+from moebench.substrate.machines.measured_times import Measured, Point
 from moebench.substrate.machines.protocol import OpKind
 from moebench.substrate.models.expert_store import ALIGNMENT
 from moebench.substrate.models.shape import ModelShape
@@ -19,7 +21,8 @@ from moebench.substrate.models.shape import ModelShape
 
 def profile_of(
     measured: Measured, record_bytes: int, shape: ModelShape, disk: dict[tuple[int, int], float],
-    error: float, link_gb_s: float | None,
+    error: float, link_gb_s: float | None, card: Accelerator | None = None,
+    pageable_gb_s: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the profile's mapping; roofline numbers follow from the measured operations.
 
@@ -27,6 +30,9 @@ def profile_of(
         record_bytes: an expert's.
         disk: from `disk_rates`.
         error: of the sum of the parts, as a share of a token that took no part.
+        link_gb_s: the emulated link's rate in GB/s, if there is one.
+        card: the measured GPU; None if the processor is the device.
+        pageable_gb_s: rate of its copies from pageable memory, in GB/s.
     """
     today = datetime.date.today()
     source = f"moebench calibrate, {today}"
@@ -38,9 +44,14 @@ def profile_of(
     def count(value: int, how: str) -> dict[str, Any]:
         return {"value": value, "unit": "1", "source": how, "badge": "calibrated"}
 
-    expert = measured.device[OpKind.EXPERT]
-    one = record_bytes / expert[0].ns  # bytes a ns, or GB/s
-    most = 2 * shape.expert_params * expert[-1].rows / expert[-1].ns
+    def rates(expert: Sequence[Point]) -> tuple[dict[str, Any], dict[str, Any]]:
+        one = record_bytes / expert[0].ns  # bytes a ns, or GB/s
+        most = 2 * shape.expert_params * expert[-1].rows / expert[-1].ns
+        return (
+            quantity(one, "GB/s", "one row of one expert after another"),
+            quantity(most, "GFLOPS", f"{expert[-1].rows} rows of one expert"),
+        )
+
     link = record_bytes / measured.load_after_ns
     fixed = max(0.0, measured.load_ns - measured.load_after_ns)
     free = (available_bytes() or 0) / 1e9
@@ -57,15 +68,22 @@ def profile_of(
         f"launches_{part}": count(1, "an operation is one call")
         for part in ("attention", "gate", "expert", "shared", "head")
     }
-    bandwidth = quantity(one, "GB/s", "one row of one expert after another")
-    compute = quantity(most, "GFLOPS", f"{expert[-1].rows} rows of one expert")
+    bandwidth, compute = rates(measured.device[OpKind.EXPERT])
+    host_bandwidth, host_compute = bandwidth, compute
+    device, memory, reserved, below = f"{cpu}, one thread", free, 1e-3, "the disk"
+    if link_gb_s is not None:
+        below = f"emulated, {link_gb_s:g} GB/s"
+    if card is not None:
+        host_bandwidth, host_compute = rates(measured.host[OpKind.EXPERT])
+        device, name, below = card.name, f"this computer, {card.name}", f"link of {card.name}"
+        memory, reserved = card.memory()[1] / 1e9, WORKSPACE_BYTES / 1e9
     return {
         "name": name,
         "description": f"{cpu}, measured with {measured.what}",
         "gpu": {
-            "name": f"{cpu}, one thread",
-            "memory": quantity(free, "GB", "what is free"),
-            "reserved_memory": quantity(1e-3, "GB", "nothing is kept back"),
+            "name": device,
+            "memory": quantity(memory, "GB", "what is free" if card is None else "its memory"),
+            "reserved_memory": quantity(reserved, "GB", "what runs keep free"),
             "bandwidth": bandwidth,
             "large_read_efficiency": ideal,
             "small_read_efficiency": ideal,
@@ -73,11 +91,10 @@ def profile_of(
             "tensor_efficiency": ideal,
         },
         "link": {
-            "name": "the disk" if link_gb_s is None else f"emulated, {link_gb_s:g} GB/s",
-            **{
-                side: quantity(link, "GB/s", "records in a row")
-                for side in ("pinned_h2d", "pinned_d2h", "pageable_h2d")
-            },
+            "name": below,
+            "pinned_h2d": quantity(link, "GB/s", "records in a row"),
+            "pinned_d2h": quantity(link, "GB/s", "records in a row"),
+            "pageable_h2d": quantity(pageable_gb_s or link, "GB/s", "records in a row"),
             "in_engine_efficiency": ideal,
             "copy_fixed": quantity(fixed / 1e3, "us", "a record alone, beyond one in a row"),
         },
@@ -85,8 +102,8 @@ def profile_of(
             "name": f"{cpu}, one thread",
             "cores": count(os.cpu_count() or 1, source),
             "memory": quantity(free, "GB", "what is free"),
-            "gemv_bandwidth": bandwidth,
-            "peak_fp32": compute,
+            "gemv_bandwidth": host_bandwidth,
+            "peak_fp32": host_compute,
             "gemm_efficiency": ideal,
             "handoff": quantity(measured.submit_ns / 1e3, "us", "handing over to a thread"),
         },

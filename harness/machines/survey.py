@@ -74,6 +74,12 @@ def survey(asked: Ask = ask, proc: Path = Path("/proc")) -> Survey:
     return Survey(names, readings)
 
 
+def link_gb_s(found: Survey) -> float | None:
+    """Return the rate of the GPU's link by its data sheet in GB/s; None if no program names it."""
+    said = re.fullmatch(r"PCIe (\d)\.0 x(\d+)", found.names.get("link", ""))
+    return None if said is None else _LANE[int(said[1])] * int(said[2])
+
+
 # ----------------------------------------------------------------------------- the parts
 
 _QUERY = ("name", "memory.total", "power.limit", "pcie.link.gen.max", "pcie.link.width.max")

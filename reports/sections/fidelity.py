@@ -42,8 +42,8 @@ HEADERS = (
 CAPTION = (
     "Results of moebench validate that ship: the same systems, prompts and lengths, measured on a "
     "computer and simulated with its calibrated profile. They hold for that computer alone. "
-    "Resident token: error for the resident model right before and after a system's runs, which "
-    "shows the computer's drift since its calibration."
+    "Resident token: error for the resident model around or during a system's runs, which shows "
+    "the computer's drift since its calibration."
 )
 
 

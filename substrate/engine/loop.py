@@ -10,7 +10,7 @@ Prefill runs the same loop with many rows an expert.  Nothing here knows a syste
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import cast
@@ -74,6 +74,8 @@ class Engine:
         self.tally = Tally()
         #: Entered for each batch, to measure what the machine's clock does not, such as energy.
         self.measured_by: AbstractContextManager[object] = nullcontext()
+        #: Called after each token of `generate`, when the token's time has ended.
+        self.after_token: Callable[[], object] = lambda: None
         timeline.costs.estimate(machine)
         self.transfers = Transfers(system.evict, machine, cache, timeline, homes, streams_from_disk)
         self._ops = operations(model, machine, system.evict, self.transfers, homes)
@@ -118,12 +120,19 @@ class Engine:
             stop: called after each token with all sequences' new tokens; True ends the batch.
         """
         with self.measured_by:
-            return self._generate(prompts, new_tokens, forced, end, stop)
+            for out in self.steps(prompts, new_tokens, forced, end, stop):  # noqa: B007
+                self.after_token()
+        return out
 
-    def _generate(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int, forced: Sequence[Sequence[int]],
-        end: int | None, stop: Callable[[Sequence[list[int]]], bool] | None,
-    ) -> Generation:  # fmt: skip
+    def steps(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int,
+        forced: Sequence[Sequence[int]] = (), end: int | None = None,
+        stop: Callable[[Sequence[list[int]]], bool] | None = None,
+    ) -> Iterator[Generation]:  # fmt: skip
+        """Generate as `generate` does, and yield the same growing result after each token.
+
+        What the caller does between two tokens counts for neither of them.
+        """
         self.model.begin(prompts, new_tokens, forced)
         self.machine.begin()
         self._lengths = [len(p) for p in prompts]
@@ -143,12 +152,15 @@ class Engine:
                 out.used.append(self._used)
             else:
                 self.transfers.commit(self.system.place.after_prefill())
-            if end is not None and all(end in tokens for tokens in out.tokens):
+            done = end is not None and all(end in tokens for tokens in out.tokens)
+            done = done or (stop is not None and stop(out.tokens))
+            if done or step + 1 == new_tokens:
                 break
-            if stop is not None and stop(out.tokens):
-                break
+            since_ns = self.machine.now_ns()
+            yield out
+            out.paused_ns.append(self.machine.now_ns() - since_ns)
         self.system.end_sequences()
-        return out
+        yield out
 
     def _forward(self, phase: Phase) -> list[int]:
         """Run one pass over the whole prompts, or over one token of each sequence."""

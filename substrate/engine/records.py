@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import NamedTuple, cast
 
 from moebench.substrate.engine.decisions import (
@@ -84,6 +84,8 @@ class Generation:
     token_ends_ns: list[int] = field(default_factory=list)
     #: For each decoded token: the keys that each MoE layer used, in order.
     used: list[list[list[int]]] = field(default_factory=list)
+    #: For each decoded token: time in ns before it in which the caller used the computer.
+    paused_ns: list[int] = field(default_factory=list)
 
     @property
     def ttft_ns(self) -> int:
@@ -92,9 +94,9 @@ class Generation:
 
     @property
     def steps_ns(self) -> list[int]:
-        """Time of each further token, in ns."""
-        ends = self.token_ends_ns
-        return [b - a for a, b in pairwise(ends)]
+        """Time of each further token in ns, without the pause before it."""
+        steps = [b - a for a, b in pairwise(self.token_ends_ns)]
+        return [took - n for took, n in zip_longest(steps, self.paused_ns, fillvalue=0)]
 
 
 def rows_of(routed: Routed) -> dict[int, int]:

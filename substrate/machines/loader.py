@@ -74,6 +74,13 @@ class Loader:
         """The number of needed transfers that have not begun."""
         return len(self._needed)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no transfer is queued or under way."""
+        last = self._carried
+        under_way = last is not None and last.span.end_ns is None
+        return not (self._needed or self._queued or under_way)
+
     def need(self, job: Job) -> None:
         """Queue a needed transfer, which is copied before every prefetch."""
         with self._changed:

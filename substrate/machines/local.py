@@ -175,6 +175,13 @@ class LocalMachine:
             if self._failure is not None:
                 raise self._failure
 
+    def drain(self) -> None:
+        """Block until every queued transfer to the device has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._loader.idle or self._failure is not None)
+            if self._failure is not None:
+                raise self._failure
+
     def submit(
         self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
     ) -> Span:

@@ -30,7 +30,7 @@ def cost_model(
                 f"{stored_as}; measure it with --machine local, or choose another machine"
             )
         costs = MeasuredCosts(profile, shape, precision, **options)
-        return costs.of(profile.measured, parallel_reads)
+        return costs.of(profile.measured, parallel_reads, options.get("pinned"))
     return CostModel(profile, shape, precision, **options)
 
 
@@ -43,11 +43,15 @@ class MeasuredCosts(CostModel):
 
     synchronous = True
 
-    def of(self, measured: Measured, parallel_reads: bool = True) -> "MeasuredCosts":
+    def of(
+        self, measured: Measured, parallel_reads: bool = True, pinned: bool | None = None
+    ) -> "MeasuredCosts":
         """Take the times of a profile's measurement; return itself."""
         self._measured = measured
         alone_ns = 0.0 if parallel_reads else measured.read_alone_ns
         self._load_ns = alone_ns or measured.load_after_ns
+        link = self.profile.link  # records were copied from pinned memory when it was measured
+        self._load_ns *= link.h2d(True).bytes_per_s / link.h2d(pinned).bytes_per_s
         self.load_submit_ns = self.copy_submit_ns = round(measured.submit_ns)
         self.sync_ns, self.decision_ns = round(measured.wake_ns), round(measured.decision_ns)
         self.waits_each_layer = False

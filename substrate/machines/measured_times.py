@@ -75,6 +75,25 @@ class Measured(Inert):
             raise ValueError("an operation without a measured point")
         return self
 
+    def slower(self, factor: float) -> "Measured":
+        """Return the times of a computer that computes ``factor`` times as long.
+
+        Transfers of records keep their times: a link or a disk has its own rate.
+        """
+        sides = {
+            side: {
+                kind: tuple(p.model_copy(update={"ns": p.ns * factor}) for p in points)
+                for kind, points in getattr(self, side).items()
+            }
+            for side in ("device", "host")
+        }
+        parts = {name: getattr(self, name) * factor for name in OWN_TIMES}
+        return self.model_copy(update={**sides, **parts})
+
+
+#: Times of the processor's own work, besides those by kind of operation.
+OWN_TIMES = ("operation_ns", "submit_ns", "gap_ns", "decision_ns", "wake_ns")
+
 
 def shape_hash(shape: ModelShape) -> str:
     """Return 16 hexadecimal digits that identify the measured model's shape."""

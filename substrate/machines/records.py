@@ -280,6 +280,10 @@ class MemoryRecords(RecordsInMemory):
             source = self._staging[first:beyond].copy_(source)
         self.link.carry(source, slot[first:beyond])
 
+    def release(self) -> None:
+        """Free the records, when the device holds all of them and none is copied any more."""
+        self._rows = self._rows[:0].clone()
+
     def stream(self, layer: int) -> int:
         """Copy and return as many bytes as a layer's non-expert weights, or the head's (-1)."""
         shape, size = self.shape, self.format.state_dtype.itemsize

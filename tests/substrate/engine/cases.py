@@ -78,9 +78,9 @@ class Case:
             system.evict.network = Network([weights], [np.zeros((layers, experts))])
         return system
 
-    def run(self) -> tuple[Rig, list[Generation]]:
+    def made_rig(self) -> Rig:
         trace = random_trace(self.seed, self.shape, self.batches, self.passes)
-        made = rig(
+        return rig(
             self.made(),
             TracedModel(trace),
             slots=self.slots,
@@ -89,6 +89,9 @@ class Case:
             host_records=self.host_records,
             homes=self.homes,
         )
+
+    def run(self) -> tuple[Rig, list[Generation]]:
+        made = self.made_rig()
         prompts = [[[0] * n for n in lengths] for lengths in self.batches]
         return made, [made.engine.generate(p, self.passes) for p in prompts]
 

@@ -54,6 +54,29 @@ def test_gpu_only_moves_nothing_and_waits_for_nothing_but_control(case):
     assert all(c.hits == c.active for c in made.counts.values())
 
 
+@examples(25)
+@given(cases(systems=["gpu-only"]))
+def test_a_pause_between_two_tokens_counts_for_neither(case):
+    """Two engines generate alternately; each one's clock runs while the other computes."""
+    _, (alone, *_) = case.run()
+    prompts = [[0] * n for n in case.batches[0]]
+    pair = [case.made_rig(), case.made_rig()]
+    order: list[int] = []
+    other = pair[1].engine.steps(prompts, case.passes)
+
+    def between() -> None:
+        order.append(len(next(other).tokens[0]))
+        pair[0].machine._now += 12_345 * len(order)
+
+    pair[0].engine.after_token = between
+    found = pair[0].engine.generate(prompts, case.passes)
+    assert order == [*range(1, case.passes + 1)]
+    assert found.steps_ns == alone.steps_ns
+    assert found.ttft_ns == alone.ttft_ns
+    assert sum(found.paused_ns) == 12_345 * sum(order[:-1])
+    assert next(other, None) is None
+
+
 def check_memory(case: Case, made: Rig) -> None:
     """Slots, lanes and budgets at every instant."""
     check_timeline(

@@ -110,6 +110,16 @@ def test_a_record_arrives_in_its_slot(checkpoint, here):
     assert here.timeline.bytes_moved(Lane.DISK) == here.slots[0].nbytes
 
 
+def test_a_drained_machine_copies_nothing(here):
+    client = Client(slots={n: n for n in range(EXPERTS)})
+    here.load(load_op(1, 0), client)
+    here.prefetch([load_op(1, 1), load_op(2, 2)], client, chunks=3)
+    here.drain()
+    arrived = [expert for what, expert, *_ in client.diary if what == "arrived"]
+    assert sorted(arrived) == [0, 1, 2]
+    here.drain()  # at once
+
+
 def test_a_needed_load_overtakes_queued_prefetches(here):
     client = Records(holds={0})
     first = here.load(load_op(1, 0), client)
