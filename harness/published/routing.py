@@ -1,24 +1,12 @@
-"""Drawn routing for models without a scale model: a stated law of how many experts a batch uses."""
+"""Drawn routing of published rows: a micro-batch uses as many experts as the law says."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Gate, Ids, Phase, Scores, Texts
-
-#: n rows with top-k of E use the share 1 - exp(-min(x, c √x)) of the experts, x = n k / E: rows of
-#: a text choose alike.  Of gpt-oss-120b's experts, 63, 76 and 98 % crossed a link of 26 GB/s with
-#: 256, 512 and 2048 rows; at c = .4 the law says 68, 80 and 96 %.
-ALIKE = 0.4
-
-
-def used_experts(rows: int, top_k: int, experts: int, alike: float = ALIKE) -> int:
-    """Return how many experts of a layer a batch of rows uses."""
-    x = rows * top_k / experts
-    share = 1 - math.exp(-min(x, alike * math.sqrt(x)))
-    return min(experts, max(top_k, round(share * experts)))
+from moebench.substrate.traces.law import used_experts
 
 
 class Drawn:
