@@ -140,5 +140,6 @@ def show_run(
     moving = [one["field"] for one in interval.get("fields", [])[:3]]
     if moving:
         order = " and other orders of the prompts" if interval.get("order") else ""
+        order += " and the law of drawn routing" if interval.get("routing") else ""
         say(f"± over the ranges of the profile's numbers{order}, most by {', '.join(moving)}")
     say(f"run {document['run_id']}; moebench report --html out.html{in_store(store)} shows it")

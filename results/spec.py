@@ -13,11 +13,12 @@ also ``--quanta`` to `moebench sweep`), a condition of every comparison, and a r
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from moebench.substrate.choices import DEFAULT_SOFTWARE, ExpertDtype, Precision
+from moebench.substrate.models.mixers import Extensible
 from moebench.systems.registry import NATIVE, Variant
 
 if TYPE_CHECKING:
@@ -136,11 +137,13 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-class RunSpec(BaseModel):
+class RunSpec(Extensible):
     """Configuration of one run: system, model, machine and input.
 
     Two runs with equal specs, code and data give equal results; the spec's hash is the run's id.
     """
+
+    NEWER: ClassVar[frozenset[str]] = frozenset({"quant"})
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -163,8 +166,8 @@ class RunSpec(BaseModel):
         part="condition", rank=6, named=True, own="always", axis="software", catalogue="software",
         )] = DEFAULT_SOFTWARE
     model: Annotated[str, Option(
-        help="Model whose size is charged: a name, or a config.json.",
-        detail="A name, or the path of a `config.json`.",
+        help="Model whose size is charged: a name, a config.json or a .gguf.",
+        detail="A name, or the path of a `config.json`, a `.yaml` of its shape, or a `.gguf`.",
         part="place", axis="models", catalogue="models", path="may be")]
     weights: Annotated[str | None, Option(
         help="Folder of the checkpoint to compute with.", shown="the model's scale model",
@@ -173,6 +176,11 @@ class RunSpec(BaseModel):
         help="Precision of the charged model: bf16, fp16, fp32, 4bit or 2bit.",
         detail="Precision of the model whose bytes are charged.",
         part="place")] = "bf16"
+    quant: Annotated[str | None, Option(
+        help="Bits of a GGUF format, such as q4_k_m or mxfp4, in place of --precision.",
+        detail="Bits per weight of routed experts and of all other weights are charged; a `.gguf` "
+        "given as `--model` has its own (`file`).", shown="as --precision",
+        part="place", on=EVERY - {"native"})] = None
     expert_dtype: Annotated[ExpertDtype | None, Option(
         help="Quantise the routed experts to int8 or int4.", shown="as they are",
         detail="Experts are kept, moved, charged and computed with in this type.",

@@ -30,6 +30,7 @@ class Options(TypedDict, total=False):
     model: str | PathLike[str]
     weights: str | PathLike[str]
     precision: Precision
+    quant: str
     expert_dtype: ExpertDtype
     workload: str
     batch: int

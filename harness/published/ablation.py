@@ -57,7 +57,7 @@ COMPONENTS_WITHOUT: dict[str, Callable[[Values], Values]] = {
     ),
     "share of the device's compute": _set(device_products=1.0, pool_products=1.0),
     "unpinned copies": _set(unpinned_copies=1.0),
-    "rows that choose alike": _set(alike=MUCH),
+    "rows that choose alike": _set(alike=NOTHING),
     "hits of caches": _scaled(MUCH, "cache hits", "static hits"),
 }  # fmt: skip
 

@@ -1,24 +1,12 @@
-"""Drawn routing for models without a scale model: a stated law of how many experts a batch uses."""
+"""Drawn routing of published rows: a micro-batch uses as many experts as the law says."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Gate, Ids, Phase, Scores, Texts
-
-#: n rows with top-k of E use the share 1 - exp(-min(x, c √x)) of the experts, x = n k / E: rows of
-#: a text choose alike.  Of gpt-oss-120b's experts, 63, 76 and 98 % crossed a link of 26 GB/s with
-#: 256, 512 and 2048 rows; at c = .4 the law says 68, 80 and 96 %.
-ALIKE = 0.4
-
-
-def used_experts(rows: int, top_k: int, experts: int, alike: float = ALIKE) -> int:
-    """Return how many experts of a layer a batch of rows uses."""
-    x = rows * top_k / experts
-    share = 1 - math.exp(-min(x, alike * math.sqrt(x)))
-    return min(experts, max(top_k, round(share * experts)))
+from moebench.substrate.traces.law import LAW, used_experts
 
 
 class Drawn:
@@ -32,16 +20,16 @@ class Drawn:
         micro_batch: rows that a prompt's experts are counted for at a time.
         hot: of each layer, how many experts of the lowest ids are used most.
         hits: the share of a decoded token's experts that are among these.
-        alike: how alike rows choose experts (`used_experts`).
+        alike: correlation of an expert's logits in rows far apart (`Law.lasting`).
     """
 
     def __init__(
         self, shape: ModelShape, rows: int, micro_batch: int, hot: int = 0, hits: float = 0.0,
-        alike: float = ALIKE,
+        alike: float = LAW.lasting,
     ) -> None:  # fmt: skip
         self.shape = shape
         self._rows, self._micro_batch, self._hot, self._hits = rows, micro_batch, hot, hits
-        self._alike = alike
+        self._law = LAW._replace(lasting=alike)
         self._generator = np.random.default_rng(0)
         self._owed = 0.0
 
@@ -67,7 +55,7 @@ class Drawn:
         ids: list[Ids] = []
         for first in range(0, rows, self._micro_batch):
             part = min(self._micro_batch, rows - first)
-            used = used_experts(part, shape.top_k, shape.num_experts, self._alike)
+            used = used_experts(part, shape.top_k, shape.num_experts, self._law)
             chosen = self._generator.permutation(shape.num_experts)[:used]
             # In turn: no row has an expert twice, and all are used by as many rows.
             in_turn = np.arange(part * shape.top_k) % used

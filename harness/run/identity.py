@@ -23,6 +23,7 @@ from moebench.results.store import run_key
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.models.catalogue import quantised
 from moebench.systems.dynamic_imports import imported_by
 from moebench.systems.native.base import NativeSystem
 
@@ -148,6 +149,12 @@ def profile_hash(spec: RunSpec) -> str:
     if spec.machine == "local":
         return datetime.now(UTC).isoformat()
     return load_profile(spec.machine, spec.software).content_hash()
+
+
+def bits_hash(spec: RunSpec) -> dict[str, str]:
+    """Return the bits of the run's weights as a part of its id, if a format gives them."""
+    found = quantised(spec.quant, spec.model)
+    return {} if found is None else {"bits": repr([*found.bits, found.rate])}
 
 
 def collect_sources(module: str, packages: frozenset[str], found: dict[str, bytes]) -> None:

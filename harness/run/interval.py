@@ -13,6 +13,9 @@ A short run depends on the order of its prompts, too: a prompt begins with the e
 before it left.  So a run of `MOST_BATCHES` at most is replayed in other orders, and the largest
 changes count like those of one more number.  Nothing is random: the same run has the same interval.
 
+Routing that a law drew is drawn anew at both ends of the law (`substrate.traces.law.ENDS`), and the
+changes count like those of one more number.
+
 The cost model's own error is known where other people published measurements of the same system on
 the same kind of machine: `harness.published.errors` has the factor within which 80 % of the
 predictions of these are, with machine and author left out.  It counts like one more number, and
@@ -45,6 +48,7 @@ from moebench.substrate.machines.profile import SPECIAL, HardwareProfile, Profil
 from moebench.substrate.machines.profile_ranges import Uncertain, moved, uncertain
 from moebench.substrate.memory.capacity import Room
 from moebench.substrate.models.protocol import Model
+from moebench.substrate.traces.law import ENDS, LAW, Law
 from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel, pass_steps
 
 #: Tokens of the first batch that an interval is worked out from, the prefill's included.
@@ -104,14 +108,17 @@ def combined(effects: Iterable[Changes], latency: str) -> tuple[float, float]:
     return min(1.0, down), math.hypot(*(one.up(latency) for one in ones))
 
 
-def badge_of(profile: HardwareProfile, effects: Sequence[Effect]) -> ProfileBadge:
-    """Return the badge of a run from the effects of its profile's estimates.
+def badge_of(
+    profile: HardwareProfile, effects: Sequence[Effect], law: Changes | None = None
+) -> ProfileBadge:
+    """Return the badge of a run from the effects of its estimates: the profile's, and the law's.
 
-    ``estimate``: the profile's estimates together move TPOT or TTFT by more than `SMALL` of it.
+    ``estimate``: the estimates together move TPOT or TTFT by more than `SMALL` of it.
     ``calibrated``: otherwise, if the profile was fitted on that machine.  ``datasheet``: all
     others, whose figures rest on published ones.
     """
-    estimates = [one for one in effects if one.number.number.badge == "estimate"]
+    estimates: list[Changes] = [e for e in effects if e.number.number.badge == "estimate"]
+    estimates += [] if law is None else [law]
     most = max(max(combined(estimates, latency)) for latency in MOVED)
     if most > SMALL:
         return "estimate"
@@ -199,6 +206,26 @@ def effect_of_order(session: LiveSession | ReplaySession, scratch: Path) -> Chan
     return Changes({name: (min(0.0, *all_), max(0.0, *all_)) for name, all_ in changes.items()})
 
 
+def effect_of_law(session: LiveSession | ReplaySession, scratch: Path) -> Changes | None:
+    """Return the changes of a run's latencies at both ends of the law that drew its routing.
+
+    Few distinct experts and much repetition is one end (`traces.law.ENDS`).  None if no law did.
+    """
+    if not isinstance(session, ReplaySession) or session.source.under is None:
+        return None
+    opened = replace(session)
+    opened.trace = session.source.open(scratch)
+    profile = load_profile(session.spec.machine, session.spec.software)
+
+    def took(law: Law) -> dict[str, float]:
+        trace = session.drawn_under(law, scratch, TOKENS)
+        assert trace is not None
+        return _Replayer(session, Piece(trace, opened.longest))(profile)
+
+    base, (many, few) = took(LAW), map(took, ENDS)
+    return Changes({name: (many[name] / ns - 1, few[name] / ns - 1) for name, ns in base.items()})
+
+
 def orders(batches: int) -> list[tuple[int, ...]]:
     """Return other orders of a run's batches: all of three at most, else rotations and reverse.
 
@@ -212,6 +239,8 @@ def orders(batches: int) -> list[tuple[int, ...]]:
 
 def _quantised(session: LiveSession | ReplaySession) -> bool:
     spec, own = session.spec, session.system.expert_precision
+    if spec.quant is not None:
+        return True
     return bool({spec.precision, spec.expert_dtype, own} & {"4bit", "2bit", "int8", "int4"})
 
 
@@ -263,14 +292,14 @@ def add_interval(
     """
     profile = load_profile(session.spec.machine, session.spec.software)
     effects, order = effects_on(session, scratch), effect_of_order(session, scratch)
-    published = checked(session.spec.system, profile)
-    found = interval(document["metrics"], effects, order, published)
-    with_interval(document, badge_of(profile, effects), found)
+    law, published = effect_of_law(session, scratch), checked(session.spec.system, profile)
+    found = interval(document["metrics"], effects, order, law, published)
+    with_interval(document, badge_of(profile, effects, law), found)
 
 
 def interval(
     metrics: dict[str, Any], numbers: Sequence[Effect], order: Changes | None = None,
-    published: Mapping[str, Any] | None = None,
+    law: Changes | None = None, published: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the ``interval`` part of a document.
 
@@ -278,10 +307,11 @@ def interval(
         ``low`` and ``high`` of each latency that the run has and of tokens/s; ``fields``: the
         numbers that move a latency most, with the change in percent of it at each end;
         ``order``: the largest changes in percent in other orders of the prompts, None if no other
-        was replayed; and, where there are published rows of its kind, ``checked``: by phase, how
-        many figures and machines, and their errors with machine and author left out.
+        was replayed.  ``routing``, only if a law drew the routing: the changes at its two ends.
+        ``checked``, only where there are published rows of its kind: by phase, how many figures
+        and machines, and their errors with machine and author left out.
     """
-    effects: list[Changes] = [*numbers, *([] if order is None else [order])]
+    effects: list[Changes] = [*numbers, *(one for one in (order, law) if one is not None)]
     if published is not None:
         effects.append(_of_published(published))
     means = {name: metrics[name]["mean"] for name in MOVED if metrics[name]}
@@ -301,6 +331,7 @@ def interval(
         }
     fields = [_named(one, means) for one in _largest(numbers, means)]
     found |= {"fields": fields, "order": order and _percent(order, means)}
+    found |= {} if law is None else {"routing": _percent(law, means)}
     return found if published is None else {**found, "checked": dict(published)}
 
 

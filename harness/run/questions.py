@@ -236,13 +236,18 @@ def question_of(
     return Question(texts.plain(prompt), read, options, counted, asked.texts)
 
 
-def prompts_of(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Question], Texts]:
-    """Return the prompts of a run with their token ids, and the tokenizer.
+def prompts_to_draw(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Question]]:
+    """Return the prompts of a run whose routing is drawn, with their token ids.
+
+    Without a scale model of the run's, they are counted by the tokenizer that all scale models
+    have.
 
     Raises MoeBenchError: there are no such prompts, or no tokenizer.
     """
-    texts = read_texts(weights_path(spec), spec.plain_prompts)
-    return *questions_of(spec, data_dir, texts), texts
+    names = scale_names()
+    known = spec.model in names or not names
+    folder = weights_path(spec) if known else scale_path(names[0])
+    return questions_of(spec, data_dir, read_texts(folder, spec.plain_prompts))
 
 
 def questions_of(
@@ -305,11 +310,11 @@ def weights_path(spec: RunSpec) -> Path:
         return Path(spec.weights)
     if spec.model not in scale_names():
         ours = ", ".join(scale_names())
-        instead = "give real weights with --weights DIR"
+        instead = "give real weights with --weights DIR, or --routing drawn"
         if not is_computed(spec.model):
             instead = (
                 "its shape is known, and no forward pass: replay routing with --trace DIR (record, "
-                "import or synthesize it: moebench trace --help)"
+                "import or synthesize it: moebench trace --help), or give --routing drawn"
             )
         raise UsageError(
             f"no scale model of {spec.model} ships yet (there is one of: {ours}); {instead}"

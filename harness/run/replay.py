@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from moebench.harness.run import learn
-from moebench.harness.run.identity import profile_hash, system_hash
+from moebench.harness.run.identity import bits_hash, profile_hash, system_hash
 from moebench.harness.run.learn import Learnable
 from moebench.harness.run.routing import Source, source_of
 from moebench.harness.run.session import Session
@@ -24,7 +24,7 @@ from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
-from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.models.catalogue import model_shape, scale_names
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.dummy import DummyWeights
 from moebench.substrate.models.protocol import Model
@@ -32,7 +32,8 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import WORDS, Lookahead
 from moebench.substrate.traces.computing import RoutedDecoder
 from moebench.substrate.traces.file import TraceFile
-from moebench.substrate.traces.passes import TracedModel, pass_steps
+from moebench.substrate.traces.law import LAW, Law
+from moebench.substrate.traces.passes import RoutingTrace, TracedModel, pass_steps
 from moebench.substrate.traces.record import AHEAD
 from moebench.substrate.traces.replay import Replay, check_topology
 from moebench.substrate.traces.scores import Reconstruction, spread_of
@@ -86,6 +87,19 @@ class ReplaySession(Session):
         system = spec.make_system()
         hashes = _hashes(spec, system, self.source, self.full)
         return replace(self, spec=spec, system=system, hashes=hashes)
+
+    def drawn_under(self, law: Law, scratch: Path, tokens: int) -> RoutingTrace | None:
+        """Return the first tokens of the first batch, drawn by a law; None if routing is not.
+
+        Args:
+            tokens: most passes, the prefill's included.
+        """
+        if self.source.under is None:
+            return None
+        spec, trace = self.spec, self.source.under(law).open(scratch)
+        found = Replay(trace, self.full, spec.batch, spec.batch, min(tokens, spec.new_tokens),
+                       self.system.lookaheads)  # fmt: skip
+        return RoutingTrace(self.full, [list(batch) for batch in found.batches])
 
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
         """Return the trace's last sequences for calibration."""
@@ -187,6 +201,7 @@ def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> 
         "system": system_hash(system),
         "numpy": np.__version__,
         **learn.identity(spec, system, None),
+        **bits_hash(spec),
     }
 
 
@@ -242,6 +257,8 @@ def _check_predictions(spec: RunSpec, source: Source, system: System) -> None:
 
 def _without(spec: RunSpec) -> str:
     """Return the hint for a live run in place of a replay."""
+    if spec.trace is None and spec.model not in scale_names():
+        return f"give --weights DIR (no scale model of {spec.model} ships)"
     return f"run without {'--routing' if spec.trace is None else '--trace'}"
 
 
@@ -252,6 +269,15 @@ def readers_of_scores(system: System) -> list[str]:
         for decision, policy in system.policies.items()
         if policy.reads_scores
     ]
+
+
+def _of_the_law(spec: RunSpec) -> str:
+    """Return a note on routing that is drawn by the law, without recorded statistics."""
+    return (
+        f"no scale model and no recorded routing of {spec.model}: drawn by a law with the medians "
+        f"of eight recorded families (correlation of rows {LAW.lasting:g}, of neighbours "
+        f"{LAW.next:g}); prompts are counted by the scale models' tokenizer"
+    )
 
 
 def _random_weights(weights: DummyWeights) -> list[str]:
@@ -270,6 +296,8 @@ def _notes(session: ReplaySession) -> list[str]:
     notes = [f"routing replayed from trace {trace.hash} ({header.model}, {header.workload})"]
     if spec.routing != "model":
         notes.insert(0, f"routing is {spec.routing}: {session.source.name}")
+    if session.source.under is not None:
+        notes.insert(0, _of_the_law(spec))
     for kind in model.lookaheads:
         if kind in header.predictions:
             notes.append(f"predictions as recorded: {header.predictions[kind].made}")

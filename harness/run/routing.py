@@ -3,22 +3,23 @@
 | ``--routing`` | who chooses the experts |
 |---|---|
 | ``model`` | the model that computes, or with ``--trace`` the one that was recorded |
-| ``drawn`` | a trace drawn with the statistics of real models of the family |
+| ``drawn`` | a trace drawn with the real model's statistics, or by a law if none are known |
 | ``real`` | recordings of the real model in the data folder |
 
 The last two are a second opinion: does a conclusion depend on the routing of the scale model?  A
 drawn trace has the lengths of the prompts that ``model`` would read.  Both have scores and
-predictions, so that every system runs on them, and hold more texts than are replayed: systems that
-learn are shown those.  They are made when a run first needs them, and kept below the store.
+predictions, so that every system runs on them (by the law, no predictions), and hold more texts
+than are replayed: systems that learn are shown those.  They are made when a run first needs them,
+and kept below the store.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 
 from moebench.harness.run.identity import code_hash
-from moebench.harness.run.questions import prompts_of
+from moebench.harness.run.questions import prompts_to_draw
 from moebench.harness.run.rules import recorded_texts
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
@@ -26,7 +27,8 @@ from moebench.substrate.files_read import record_read
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import Header, TraceFile, open_trace
-from moebench.substrate.traces.recipes import recipes
+from moebench.substrate.traces.law import LAW, Law
+from moebench.substrate.traces.recipes import SynthesisRecipe, recipes
 from moebench.substrate.traces.recordings import recorded_header, replayable, write_texts
 from moebench.substrate.traces.synthesis import Synthesis, Topology, drawn_header, synthesize
 from moebench.systems.learn.artefacts import content_hash
@@ -47,6 +49,8 @@ class Source:
         hash: of all that the trace depends on.
         sample: where the prompts are from.
         open: the trace; what is made for a run is kept below the folder that it is called with.
+        under: of a trace drawn by the law: returns such a trace of the first batch's texts, drawn
+            by another law.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Source:
     hash: str
     sample: PromptSet
     open: Callable[[Path], TraceFile]
+    under: "Callable[[Law], Source] | None" = None
 
 
 def source_of(spec: RunSpec, data_dir: Path | None) -> Source:
@@ -77,15 +82,26 @@ def _given(name: str, seed: int) -> Source:
 
 def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
     """Draw sequences of the prompts' lengths, and further ones for calibration."""
-    recipe = recipes().get(spec.model)
-    if recipe is None:
-        raise UsageError(
-            f"--routing drawn: no statistics of real routing are known for {spec.model} (known: "
-            f"{', '.join(recipes())})"
-        )
-    sample, questions, _ = prompts_of(spec, data_dir)
+    sample, questions = prompts_to_draw(spec, data_dir)
     lengths = [len(question.prompt) for question in questions]
-    lengths += islice(cycle(lengths), spec.calibrate_texts or LEARNABLE)
+    more = list(islice(cycle(lengths), spec.calibrate_texts or LEARNABLE))
+    recipe = recipes().get(spec.model)
+    if recipe is not None:
+        name = f"a trace drawn as {spec.model} routes, seed {spec.seed}"
+        return _synthesized(spec, sample, [*lengths, *more], recipe, name)
+
+    def under(law: Law) -> Source:
+        return _synthesized(spec, sample, lengths[: spec.batch], law.recipe, f"{name}, {law}")
+
+    name = f"a trace drawn for {spec.model} by the law of recorded families, seed {spec.seed}"
+    found = _synthesized(spec, sample, [*lengths, *more], LAW.recipe, name)
+    return replace(found, under=under)
+
+
+def _synthesized(
+    spec: RunSpec, sample: PromptSet, lengths: Sequence[int], recipe: SynthesisRecipe, name: str
+) -> Source:
+    """Return a trace that is drawn with a recipe, with prompts of the given lengths."""
     topology = Topology.of(model_shape(spec.model))
     header = drawn_header(topology, recipe, spec.seed, spec.model)
     made_of = content_hash([header.model_dump(mode="json"), lengths, spec.new_tokens])
@@ -94,7 +110,6 @@ def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
         synthesis = Synthesis(topology, recipe, spec.seed)
         synthesize(synthesis, spec.model, lengths, spec.new_tokens, out)
 
-    name = f"a trace drawn as {spec.model} routes, seed {spec.seed}"
     return Source(name, header, made_of, sample, _kept(f"drawn-{made_of}", write))
 
 

@@ -15,10 +15,18 @@ from pydantic import ValidationError
 from moebench.harness.settings import few_shot_count, setting
 from moebench.results.spec import DEFAULT_PROMPTS, OPTIONS, WHY, Kind, Routing, RunSpec, kinds
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import NotApplicableError, UsageError
+from moebench.substrate.errors import NotApplicableError, UnknownNameError, UsageError
 from moebench.substrate.files import brief_word
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software, machine_name
-from moebench.substrate.models.catalogue import find_name, is_file, model_shape
+from moebench.substrate.models.bits import format_key, format_names
+from moebench.substrate.models.catalogue import (
+    OWN_BITS,
+    find_name,
+    is_file,
+    model_shape,
+    scale_names,
+)
+from moebench.substrate.models.gguf_shape import is_gguf
 from moebench.substrate.models.shape import check_quantises
 from moebench.systems.native.base import NativeSystem
 from moebench.systems.options import build_any, describe, routing_of
@@ -251,6 +259,48 @@ def _need_model_and_machine(draft: Draft) -> None:
         draft.chosen["model"] = find_name(model)
 
 
+def _choose_bits(draft: Draft) -> None:
+    """Charge the bits of a GGUF format, or those of the GGUF file that is the model."""
+    chosen, given = draft.chosen, draft.given
+    own = is_gguf(chosen["model"])
+    others = [name for name in ("precision", "expert_dtype") if name in given]
+    if "quant" not in chosen:
+        if own and not (others or draft.local or draft.native):
+            chosen["quant"] = OWN_BITS
+        return
+    quant = format_key(chosen["quant"])
+    if others:
+        raise UsageError(
+            f"--quant {quant} and {OPTIONS[others[0]].flag} {given[others[0]]}: both say in how "
+            "many bits weights are stored; give one of them"
+        )
+    if draft.local:
+        raise UsageError(
+            f"--quant {quant} and --machine local: this computer has no kernels of GGUF formats; "
+            "give --expert-dtype int8 or int4, or another --machine"
+        )
+    if quant != OWN_BITS and quant not in format_names():
+        hint = "or give the file itself: --model FILE.gguf"
+        raise UnknownNameError("format of --quant", quant, format_names(), hint)
+    if quant == OWN_BITS and not own:
+        raise UsageError(
+            f"--quant {quant}: {chosen['model']} is no GGUF file; give --model FILE.gguf, or a "
+            "format such as q4_k_m"
+        )
+    chosen["quant"] = quant
+
+
+def _draw_without_scale_model(draft: Draft) -> None:
+    """Draw the routing of a model that has no scale model, unless an option needs a live run."""
+    chosen = draft.chosen
+    if {"routing", "trace", "weights", "setting"} & chosen.keys() or draft.native:
+        return
+    live = any("drawn" not in OPTIONS[name].on for name, value in draft.given.items()
+               if value is not False)  # fmt: skip
+    if not live and chosen["model"] not in scale_names():
+        chosen["routing"] = "drawn"
+
+
 def _replay_recordings(draft: Draft) -> None:
     """Take workload and lengths from recordings of the real model."""
     if draft.chosen.get("routing") != "real":
@@ -394,7 +444,8 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     _shorten_paths, _find_system, _apply_setting, _find_calibration,
     _run_packages_here, _find_routing, _refuse_without_effect, _choose_software,
     _score_packages_by_tokens, _one_tier_below, _one_count_of_experts,
-    _replay_trace, _model_of_weights, _need_model_and_machine, _replay_recordings,
+    _replay_trace, _model_of_weights, _need_model_and_machine, _choose_bits,
+    _draw_without_scale_model, _replay_recordings,
     _choose_workload, _length_of_answers, _count_examples,
     _set_alpha, _build, _fill_batches, _check_values, _check_batches, _check_model,
 )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from moebench.harness.run import learn
-from moebench.harness.run.identity import profile_hash, system_hash
+from moebench.harness.run.identity import bits_hash, profile_hash, system_hash
 from moebench.harness.run.learn import Learnable
 from moebench.harness.run.questions import Texts, read_texts, weights_path
 from moebench.results.spec import RunSpec
@@ -203,8 +203,9 @@ def computing_system(spec: RunSpec) -> System:
 
 
 def own_hashes(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, str]:
-    """Return the hashes that a system adds to a run's identity: code and calibration."""
-    return {"system": system_hash(system), **learn.identity(spec, system, data_dir)}
+    """Return the hashes of a run beside its inputs': code, calibration, and bits of weights."""
+    own = {"system": system_hash(system), **learn.identity(spec, system, data_dir)}
+    return own | bits_hash(spec)
 
 
 def under(

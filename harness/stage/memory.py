@@ -11,7 +11,10 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.free_memory import available_bytes
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.memory.capacity import Capacity, Request, Room, plan
+from moebench.substrate.models.bits import Quantised
+from moebench.substrate.models.catalogue import OWN_BITS, quantised
 from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.evict import OnlyNamed
 
 if TYPE_CHECKING:
     import torch
@@ -88,14 +91,20 @@ def count_memory(
             f"--expert-dtype {spec.expert_dtype} and expert_precision={system.expert_precision}: "
             "both say what experts are stored as; add --set expert_precision=null"
         )
+    if spec.quant is not None and system.expert_precision is not None:
+        raise UsageError(
+            f"--quant {spec.quant} and expert_precision={system.expert_precision}: both say what "
+            "experts are stored as; add --set expert_precision=null"
+        )
+    stored = quantised(spec.quant, spec.model)
     capacity = plan(
         Request(
             room=offer.room,
             shape=full,
-            precision=spec.precision,
+            precision=spec.precision if stored is None else stored.bits.others,
             kv_tokens=longest * spec.batch,
             expert_precision=system.expert_precision,
-            expert_dtype=spec.expert_dtype,
+            expert_dtype=spec.expert_dtype if stored is None else stored.bits.routed,
             homes=partial(system.place.homes, full),
             cache_ratio=spec.cache_ratio,
             slots=spec.slots,
@@ -109,9 +118,31 @@ def count_memory(
             most_slots=partial(system.most_slots, full),
             host_experts=system.host_experts,
             forms=system.forms,
+            kept=partial(_kept, system, full),
         )
     )
-    return Memory(capacity, offer.profile, _notes(spec, system, full, capacity, offer.room.device))
+    notes = [] if stored is None else [_bits_note(spec, stored)]
+    notes += _notes(spec, system, full, capacity, offer.room.device)
+    return Memory(capacity, offer.profile, notes)
+
+
+def _kept(system: System, full: ModelShape, slots: int) -> int:
+    """Return how many experts stay on the device of a system that maps the file of its weights.
+
+    The file's pages of experts that are never evicted may leave host memory.
+    """
+    if system.runtime.pinned_copies is not False or not isinstance(system.evict, OnlyNamed):
+        return 0
+    return len({*system.place.place(full, slots, system.scope)})
+
+
+def _bits_note(spec: RunSpec, stored: Quantised) -> str:
+    """Return a sentence on the bits of the weights that are charged."""
+    name = spec.model if spec.quant == OWN_BITS else spec.quant
+    return (
+        f"weights are charged as {name}: {stored.bits.routed:.4g} bits each in routed experts, "
+        f"{stored.bits.others:.4g} in all others; the computation is not quantised"
+    )
 
 
 def _notes(

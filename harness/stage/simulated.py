@@ -18,7 +18,11 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Capacity, Room, slots_by_form
 from moebench.substrate.memory.host import HostRecords
+from moebench.substrate.models.catalogue import quantised
 from moebench.substrate.models.shape import Form
+
+#: Part of a note on systems whose copies are pageable because they map the file of the weights.
+MAPPED = "the mapped file does not fit, the others are paged in from the disk at each use"
 
 
 class SimulatedKind:
@@ -46,16 +50,23 @@ class SimulatedKind:
         capacity, profile = memory.capacity, memory.profile
         assert profile is not None, "a simulated machine has a profile"
         model, runtime = request.model(None), system.runtime
-        shape = model.shape
+        shape, stored = model.shape, quantised(spec.quant, spec.model)
         costs = cost_model(
             profile,
             request.full,
-            spec.precision,
-            expert_precision=spec.expert_dtype or runtime.expert_precision,
+            spec.precision if stored is None else stored.bits.others,
+            expert_precision=(
+                spec.expert_dtype or runtime.expert_precision
+                if stored is None
+                else stored.bits.routed
+            ),
             pinned=runtime.pinned_copies,
             module_hooks=runtime.module_hooks,
             fused_experts=system.assign.whole_layers(request.full),
-            host=HostProducts(runtime.host_kernels, threads_used(runtime, profile)),
+            host=HostProducts(
+                runtime.host_kernels, threads_used(runtime, profile),
+                1.0 if stored is None else stored.rate,
+            ),
             prediction_python=runtime.prediction_python,
             parallel_reads=runtime.parallel_reads,
             forms=runtime.forms,
@@ -142,7 +153,7 @@ def _notes(
     if machine.host_memory is not None:
         notes.append(
             f"experts are on the disk: host memory has room for {machine.host_memory.capacity} of "
-            f"{total}"
+            f"{total}" + (f"; {MAPPED}" if runtime.pinned_copies is False else "")
         )
     notes += threads_notes(runtime, profile)
     if runtime.expert_precision is not None:

@@ -117,7 +117,7 @@ class Planned:
         )
         texts = (spec.calibrate_from, spec.calibrate_texts, spec.workload, spec.seed)
         own = self._once(
-            ("own", made, texts if learn.learners(system) else ()),
+            ("own", made, texts if learn.learners(system) else (), spec.quant, spec.model),
             lambda: own_hashes(spec, system, self.data_dir),
         )
         place = (spec.machine, spec.software)

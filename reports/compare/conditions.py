@@ -62,7 +62,7 @@ def _weight_bytes(run: Document) -> int | None:
     record = dig(run, "memory.expert_bytes")
     if not (slots and ratio and record):
         return None
-    alike = _expert_precision(run) == run["spec"].get("precision")
+    alike = not run["spec"].get("quant") and _expert_precision(run) == _precision(run["spec"])
     share = COMMON_SHARE if alike else COMMON_SHARE_QUANTISED
     return int((1 + share) * round(slots / ratio) * record)
 
@@ -72,7 +72,12 @@ def _expert_precision(run: Document) -> str:
     if quantised is not None:
         return str(quantised)
     own = dig(run, "spec.options.expert_precision")
-    return str(run["spec"].get("precision") if own in (None, "null") else own)
+    return _precision(run["spec"]) if own in (None, "null") else str(own)
+
+
+def _precision(spec: Mapping[str, Any]) -> str:
+    """Return a run's GGUF format, or its precision without one."""
+    return str(spec.get("quant") or spec.get("precision"))
 
 
 def _hash(path: str) -> Callable[[Document], str]:
@@ -166,7 +171,7 @@ def place_of(run: Document) -> ComparisonGroup:
     routing = "replayed" if spec.get("trace") else routing_of(spec)
     return ComparisonGroup(
         where, spec.get("batch", 1), routing, str(model_of(run)), str(spec.get("machine")),
-        str(spec.get("precision")), bool(run["simulated"]),
+        _precision(spec), bool(run["simulated"]),
     )  # fmt: skip
 
 

@@ -26,6 +26,8 @@ def figures(run: Document) -> Iterator[tuple[str, str]]:
     """Yield label and text of each figure of a run, then of lanes, prefetches and process."""
     yield "routing", routing_of(run["spec"])
     yield "software", software_of(run["spec"])
+    if quant := run["spec"].get("quant"):
+        yield "quant", str(quant)
     for metric in shown("run"):
         value = metric.read(run)
         # A run that read no disk and a text that was not cut have nothing to show.

@@ -11,7 +11,7 @@ from moebench.substrate.models.shape import ModelShape, Precision
 
 
 def cost_model(
-    profile: HardwareProfile, shape: ModelShape, precision: Precision, *,
+    profile: HardwareProfile, shape: ModelShape, precision: Precision | float, *,
     parallel_reads: bool = True, **options: Any,
 ) -> CostModel:  # fmt: skip
     """Return a cost model by measured times if the profile has this model's, else by rooflines.

@@ -114,7 +114,8 @@ class Request:
 
     Attributes:
         room: the machine's memories.
-        precision: of all weights, unless one of the next two says otherwise of routed experts.
+        precision: of all weights, unless one of the next two says otherwise of routed experts; a
+            number is bits per weight.
         expert_precision: the precision of routed experts in this system, if it differs.
         expert_dtype: the quantised format of routed experts in any system of the run.
         kv_tokens: cached tokens over the whole batch.
@@ -133,14 +134,16 @@ class Request:
             ``homes``; None is all that fit.
         host_experts: how many experts host memory keeps at most; None is all that fit.
         forms: the forms of the system's records; host memory has a record of each precision.
+        kept: returns how many experts of so many slots stay on the device and need no host memory,
+            called after ``homes``.
     """
 
     room: Room
     shape: ModelShape
-    precision: Precision
+    precision: Precision | float
     kv_tokens: int
     expert_precision: Precision | None = None
-    expert_dtype: ExpertDtype | None = None
+    expert_dtype: ExpertDtype | float | None = None
     homes: Callable[[Budget], Sequence[Home]] | None = None
     cache_ratio: float | None = None
     slots: int | None = None
@@ -152,6 +155,7 @@ class Request:
     most_slots: Callable[[], int | None] = lambda: None
     host_experts: int | None = None
     forms: Sequence[Form] = (Form(),)
+    kept: Callable[[int], int] = lambda slots: 0
 
     @property
     def experts(self) -> int:
@@ -298,9 +302,10 @@ def plan(request: Request) -> Capacity:
     host.reserve("KV cache", kv_elsewhere)
     on_disk = request.host_experts is not None and request.host_experts < total
     on_host = (total - on_device) * request.host_record_bytes
-    from_disk = on_disk or on_host > host.free_bytes
-    if not from_disk:
-        host.reserve("experts", on_host)
+    kept = 0 if request.room.shared else request.kept(min(wanted, total))
+    from_disk = on_disk or on_host - kept * request.host_record_bytes > host.free_bytes
+    if not from_disk:  # a file that is mapped fills free memory, also with what the device keeps
+        host.reserve("experts", min(on_host, host.free_bytes))
 
     overcommitted = wanted > fits and request.allow_overcommit
     if overcommitted:

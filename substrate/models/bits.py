@@ -25,6 +25,28 @@ class Bits(NamedTuple):
     others: float
 
 
+#: Rate of products on a processor's core, over that of plain 4-bit blocks, by the beginning of a
+#: format's name (`docs/published.md`).
+HOST_RATES = {"iq1": 0.5, "iq2": 0.5, "iq3": 0.5, "mxfp4": 0.65, "nvfp4": 0.65}
+
+
+def host_rate(name: str) -> float:
+    """Return the rate of a format's products on a core, over that of plain 4-bit blocks."""
+    return next((rate for begin, rate in HOST_RATES.items() if name.startswith(begin)), 1.0)
+
+
+class Quantised(NamedTuple):
+    """How a run's weights are stored, where that is not one `Precision` of all of them.
+
+    Attributes:
+        bits: bits per weight by tensor class.
+        rate: of products with routed experts on a processor's core (`host_rate`).
+    """
+
+    bits: Bits
+    rate: float
+
+
 class _Mix(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,6 +73,11 @@ def format_names() -> list[str]:
     return sorted({*_formats().files, *_formats().blocks})
 
 
+def format_key(name: str) -> str:
+    """Return a format's name in lower case, with underscores."""
+    return name.strip().lower().replace("-", "_")
+
+
 def bits_of(name: str) -> Bits:
     """Return the bits per weight of a GGUF format, such as ``q4_k_m``, ``mxfp4`` or ``f16``.
 
@@ -60,7 +87,7 @@ def bits_of(name: str) -> Bits:
 
     Raises UnknownNameError: no such format; names the nearest ones.
     """
-    key, known = name.strip().lower().replace("-", "_"), _formats()
+    key, known = format_key(name), _formats()
     if key in known.files:
         return Bits(known.files[key].routed, known.files[key].others)
     if key in known.blocks:

@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from moebench.substrate.errors import CheckpointError, InputError, UnknownNameError, UsageError
 from moebench.substrate.files import brief, read_yaml
+from moebench.substrate.models.bits import Quantised, bits_of, format_key, host_rate
 from moebench.substrate.models.config import READERS, read_shape, shape_of
 from moebench.substrate.models.fields import first_line, shape_of_fields
-from moebench.substrate.models.gguf_shape import is_gguf, read_gguf_shape
+from moebench.substrate.models.gguf_shape import is_gguf, read_gguf, read_gguf_shape
 from moebench.substrate.models.names import plain, spellings, without_owner
 from moebench.substrate.models.shape import ModelShape
 
@@ -203,6 +204,29 @@ def model_shape(name: str) -> ModelShape:
         fields = {str(key): value for key, value in found.items()}
         return (shape_of if "model_type" in fields else shape_of_fields)(fields, name)
     return find_shape(name)
+
+
+#: Name of the bits that a GGUF file's own tensors have.
+OWN_BITS = "file"
+
+
+def quantised(quant: str | None, model: str) -> Quantised | None:
+    """Return the bits of a model's weights in a GGUF format; None without a format.
+
+    Args:
+        quant: a format's name (`bits.bits_of`), or ``file`` for the bits of a GGUF file itself.
+        model: a name or a file's path; with ``file`` a GGUF file's.
+
+    Raises:
+        UnknownNameError: no such format.
+        CheckpointError: the GGUF file is missing, damaged, or no Mixture-of-Experts model.
+    """
+    if quant is None:
+        return None
+    if quant == OWN_BITS:
+        found = read_gguf(Path(model))
+        return Quantised(found.stored.bits, host_rate(found.format))
+    return Quantised(bits_of(quant), host_rate(format_key(quant)))
 
 
 def scale_names() -> list[str]:

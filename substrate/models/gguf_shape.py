@@ -52,11 +52,13 @@ class GgufModel(NamedTuple):
         architecture: llama.cpp's name of the architecture.
         shape: the text model, without layers for multi-token prediction.
         stored: weights and bytes of its tensors by class.
+        format: type of most of the routed experts' bytes, such as ``q4_k``.
     """
 
     architecture: str
     shape: ModelShape
     stored: Precisions
+    format: str
 
 
 def is_gguf(model: str) -> bool:
@@ -81,7 +83,11 @@ def read_gguf(path: Path) -> GgufModel:
     found = _Described(str(path), header)
     shape = found.shape()
     kept = [t for t in header.tensors if not found.is_left_out(t.name)]
-    return GgufModel(found.architecture, shape, precisions(kept))
+    sizes = Counter[str]()
+    for tensor in kept:
+        if class_of(tensor.name) == "routed":
+            sizes[tensor.kind] += tensor.size_bytes
+    return GgufModel(found.architecture, shape, precisions(kept), sizes.most_common(1)[0][0])
 
 
 class _Described:

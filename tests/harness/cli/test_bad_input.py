@@ -329,7 +329,8 @@ def test_settings_without_a_scale_model(name: str, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_live_run_of_a_shape_without_a_scale_model(model: str, name: str, instead: str) -> None:
-    line = refused("run", "--system", "moe-ondemand", "--model", model, "--machine", "a6000")
+    live = ("--model", model, "--machine", "a6000", "--scoring", "generation")
+    line = refused("run", "--system", "moe-ondemand", *live)
     assert f"no scale model of {name} ships" in line
     assert instead in line
 

@@ -218,7 +218,6 @@ def test_who_learns_needs_a_text_that_is_not_replayed(data: Path) -> None:
         ("real", ("--prompts", "3", "--new-tokens", "5"), "recordings of mixtral-8x7b holds 2"),
         ("real", ("--new-tokens", "999"), "holds 209 new tokens"),
         ("real", ("--model", "phi-3.5-moe"), "there is of: mixtral-8x7b); --routing drawn"),
-        ("drawn", ("--model", "llama-4-scout"), "no statistics of real routing are known for lla"),
         ("drawn", ("--workload", "nothing"), "unknown workload 'nothing'"),
     ],
 )
