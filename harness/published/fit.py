@@ -45,6 +45,12 @@ SCALE = 0.15
 #: Linearisations of all rates.
 ROUNDS = 2
 
+#: Figures of a curve that are fitted: more say little else.
+OF_A_CURVE = 4
+
+#: A row's measured rate in one phase, with its inputs.
+Figure = tuple[Row, Case, Phase, float]
+
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -65,7 +71,7 @@ def fit(rows: Sequence[Row], rounds: int = ROUNDS) -> dict[str, Any]:
     Args:
         rows: of which those that can be predicted are used.
     """
-    found = figures(rows)
+    found = _spread(figures(rows))
     folds = tuple(fold(row) for row, *_ in found)
     weights = _weights(found, folds)
     at = np.log([COMPONENTS[constant.name] for constant in CONSTANTS])
@@ -86,6 +92,20 @@ def fit(rows: Sequence[Row], rounds: int = ROUNDS) -> dict[str, Any]:
     return {
         "all": _values(at), "left_out": others, "own_error": _own_errors(found, off),
     }  # fmt: skip
+
+
+def _spread(found: Sequence[Figure]) -> list[Figure]:
+    """Return at most `OF_A_CURVE` figures of each curve: its ends, and others between them."""
+    curves: dict[tuple[str, str, str], list[Figure]] = defaultdict(list)
+    for figure in found:
+        row, _, phase, _ = figure
+        curves[row.group or row.id, row.system, phase].append(figure)
+    kept = []
+    for curve in curves.values():
+        ordered = sorted(curve, key=lambda figure: figure[3])
+        steps = np.linspace(0, len(ordered) - 1, min(OF_A_CURVE, len(ordered)))
+        kept += [ordered[round(at)] for at in steps]
+    return kept
 
 
 def solve(problem: Problem, used: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Vector:
@@ -115,7 +135,7 @@ def _values(logarithms: Vector) -> dict[str, float]:
             for constant, x in zip(CONSTANTS, logarithms, strict=True)}  # fmt: skip
 
 
-def _weights(found: Sequence[tuple[Row, Case, Phase, float]], folds: Sequence[str]) -> Vector:
+def _weights(found: Sequence[Figure], folds: Sequence[str]) -> Vector:
     """Return each figure's weight: by what its row does not say, and by its machine's figures."""
     count = Counter(zip(folds, (phase for _, _, phase, _ in found), strict=True))
     return np.array([
@@ -125,13 +145,13 @@ def _weights(found: Sequence[tuple[Row, Case, Phase, float]], folds: Sequence[st
     ])  # fmt: skip
 
 
-def _log_ratio(figure: tuple[Row, Case, Phase, float], values: Values) -> float:
+def _log_ratio(figure: Figure, values: Values) -> float:
     _, case, phase, measured = figure
     rate = tokens(case, phase) * 1e3 / milliseconds(case, values, phase)
     return math.log(rate / measured)
 
 
-def _derivatives(figure: tuple[Row, Case, Phase, float], at: Vector) -> tuple[float, list[float]]:
+def _derivatives(figure: Figure, at: Vector) -> tuple[float, list[float]]:
     """Return a figure's log ratio, and its slope in the logarithm of each constant."""
     values = dict(zip(BY_NAME, map(math.exp, at), strict=True))
     here = _log_ratio(figure, values)
@@ -142,13 +162,11 @@ def _derivatives(figure: tuple[Row, Case, Phase, float], at: Vector) -> tuple[fl
     return here, [*slopes.values()]
 
 
-def _error(what: tuple[tuple[Row, Case, Phase, float], Values]) -> float:
+def _error(what: tuple[Figure, Values]) -> float:
     return _log_ratio(*what)
 
 
-def _own_errors(
-    found: Sequence[tuple[Row, Case, Phase, float]], errors: Sequence[float]
-) -> dict[Phase, float]:
+def _own_errors(found: Sequence[Figure], errors: Sequence[float]) -> dict[Phase, float]:
     """Return, by phase, the model's own deviation at which 80 % of absolute figures are covered."""
     of: dict[Phase, list[tuple[float, float]]] = defaultdict(list)
     for (row, case, phase, _), error in zip(found, errors, strict=True):

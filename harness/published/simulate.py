@@ -36,7 +36,6 @@ CACHE_BYTES = 2.0
 NATIVE = ("ggml", "ik", "kt")
 
 
-
 def milliseconds(case: Case, values: Values, phase: Phase) -> float:
     """Return the simulated milliseconds of a decoded token, or of the prompt."""
     batch = case.row.batch or 1

@@ -64,7 +64,8 @@ class SimulatedKind:
             module_hooks=runtime.module_hooks,
             fused_experts=system.assign.whole_layers(request.full),
             host=HostProducts(
-                runtime.host_kernels, threads_used(runtime, profile),
+                runtime.host_kernels,
+                threads_used(runtime, profile),
                 1.0 if stored is None else stored.rate,
             ),
             prediction_python=runtime.prediction_python,

@@ -184,7 +184,6 @@ def test_kernels_of_the_host_by_kind_of_software() -> None:
         assert load_software(kind).attention_reads.ratio == COMPONENTS["attention reads"]
 
 
-
 def test_hf_eager_takes_a_millisecond_a_layer_and_130_us_an_expert() -> None:
     s = load_profile("a6000", "hf-eager").software
     assert (s.layer.ns, s.expert.ns) == (1_000_000, 130_000)
