@@ -157,7 +157,7 @@ FIELDS = {
     ),
     "software.host_rows_gain": Field(
         "TTFT of systems that compute experts on the host, in place of host.gemm_efficiency",
-        "weights times rows of a prompt on the host over its time, over host.core_rate of its cores",
+        "weights times rows of a prompt on the host over its time, over host.core_rate",
     ),
     "software.launches_attention": Field("kernels of a layer's attention", _COST),
     "software.launches_gate": Field("kernels of a gate", _COST),

@@ -182,6 +182,7 @@ class FlatCosts:
         sync_ns: int = 0,
         decision_ns: int = 0,
         waits: bool = False,
+        lost_together: float = 0.0,
         form_bytes: Sequence[int] = (RECORD_BYTES,),
     ) -> None:
         self._lanes = dict(lanes)
@@ -191,6 +192,7 @@ class FlatCosts:
         self.record_bytes, self.form_bytes = RECORD_BYTES, form_bytes
         self.waits_each_layer, self.synchronous = waits, False
         self.lost_beside_copies = 0.0
+        self.lost_together = lost_together
 
     def ns(self, op: Op, lane: Lane) -> int:
         if op.queued:

@@ -56,7 +56,7 @@ def cancelled(machine: SimulatedMachine | LocalMachine) -> list[int]:
 
 def simulated(
     host_records: int | None = None, blocking_copies: bool = False, overlap: bool = True,
-    parallel_reads: bool = True, **control: int,
+    parallel_reads: bool = True, lost_together: float = 0.0, **control: int,
 ) -> SimulatedMachine:  # fmt: skip
     """A load takes 40 ns, after 60 on a disk, 50 behind another read.
 
@@ -64,7 +64,7 @@ def simulated(
     """
     table = prices(expert=10, attend=30, load=40, read=60, queued=50, host=55, back=4)
     return SimulatedMachine(
-        FlatCosts(table, **control), Timeline(keep_all=True), host_memory(host_records),
+        FlatCosts(table, lost_together=lost_together, **control), Timeline(keep_all=True), host_memory(host_records),
         parallel_reads=parallel_reads, overlap=overlap, blocking_copies=blocking_copies,
     )  # fmt: skip
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebench.substrate.machines.compose import composed as parts_of_a_machine
 from moebench.substrate.machines.costs import FUSED_TENSORS, CostModel, HostProducts
-from moebench.substrate.machines.profile import HardwareProfile, load_profile
+from moebench.substrate.machines.profile import HardwareProfile, load_profile, load_software
 from moebench.substrate.machines.profile_ranges import moved
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.quantity import WeightRate
@@ -477,11 +478,26 @@ def test_kernels_of_a_kind_of_software_on_the_host() -> None:
     # ik_llama.cpp's kernels are 1.3 times as fast, up to the memory's bandwidth.
     assert took("ggml", one) == pytest.approx(1.3 * took("ik", one), rel=1e-4)
     assert took("ggml", one, "int8") == pytest.approx(took("ik", one, "int8") / 0.95, rel=1e-4)
-    # Of the fp32 peak 0.3, 1.1 and 0.4; others have the machine's share.
-    peak = A6000.host.peak_fp32.flops_per_s / 1e9
-    for kind, share in ("ggml", 0.3), ("ik", 1.1), ("kt", 0.4), ("lean", 0.75):
-        flops = 2 * EXPERT_PARAMS * 4096
-        assert took(kind, many, "bf16") == pytest.approx(flops / peak / share, rel=1e-4)
+    # With many rows a core has 0.7, 2.7 and 3.6 times its rate with one, if that is known.
+    machine = HardwareProfile.from_mapping(parts_of_a_machine("rtx-3090+ryzen-5950x"))
+    rate = machine.host.core_rate
+    assert rate is not None
+    for kind, gain in ("ggml", 0.7), ("ik", 2.7), ("kt", 3.6):
+        assert took(kind, many, "bf16") == took("lean", many, "bf16")
+        profile = machine.model_copy(update={"software": load_software(kind)})
+        costs = CostModel(profile, QWEN, "bf16", host=HostProducts("fused", 8))
+        needed = EXPERT_PARAMS * 4096 / (8 * rate.per_s * gain / 1e9)
+        assert costs.ns(many, Lane.HOST) - 20_000 == pytest.approx(needed, rel=1e-4)
+
+
+def test_copies_and_products_share_the_hosts_memory() -> None:
+    """45 GB/s for a copy of 25 and a product that reads 41: each loses a third beside the other."""
+    machine = HardwareProfile.from_mapping(parts_of_a_machine("rtx-3090+ryzen-5950x"))
+    costs = CostModel(machine, QWEN, "bf16")
+    both = costs.h2d_bytes_per_ns + machine.host.gemv_bandwidth.bytes_per_s / 1e9
+    assert costs.lost_together == pytest.approx(1 - 45.06 / both)
+    assert 0.25 < costs.lost_together < 0.35
+    assert CostModel(A6000, QWEN, "bf16").lost_together == 0
 
 
 def test_without_a_cores_rate_bits_take_the_share_of_the_nearest_precision() -> None:

@@ -50,6 +50,19 @@ def test_software_that_waits_for_each_layer_launches_nothing_beside_it():
     assert (times(late), late.stall_ns, late.cause) == ((41, 71), 8, "control")
 
 
+def test_copies_and_products_on_the_host_slow_each_other():
+    """Half of a rate is lost: 55 ns beside a copy of 40 take 20 of it for 40, and 35 alone."""
+    m = simulated(lost_together=0.5)
+    assert times(m.load(load_op(0), Client())) == (0, 40)
+    assert times(m.submit(EXPERT, Lane.HOST)) == (0, 40 + 35)
+    # A copy from 40 on does 17.5 until 75, and the rest alone.
+    assert times(m.load(load_op(1), Client())) == (40, 75 + 22)
+    assert times(simulated().submit(EXPERT, Lane.HOST)) == (0, 55)
+    serial = simulated(lost_together=0.5, overlap=False)
+    serial.load(load_op(0), Client())
+    assert times(serial.submit(EXPERT, Lane.HOST)) == (40, 95)
+
+
 # ----------------------------------------------------------------------------- stalls
 
 
