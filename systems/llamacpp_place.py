@@ -256,7 +256,7 @@ def layer_bytes(shape: ModelShape, budget: Budget) -> list[LayerBytes]:
     return found
 
 
-#: llama.cpp's names of tensors that are no routed experts', for the note on a pattern.
+#: llama.cpp's names of some other tensors, for the note on a pattern.
 OTHERS = ("attn_q", "attn_output", "ffn_gate_inp", "ffn_up_shexp", "ffn_down")
 
 

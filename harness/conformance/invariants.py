@@ -268,8 +268,8 @@ def check_order(
             case OpKind.EXPERT:
                 outputs[op.layer] |= dict.fromkeys(op.experts, end)
             case OpKind.RETURN if op.experts:
-                needed = outputs[op.layer][op.experts[0]]
-                outputs[op.layer][op.experts[0]] = end
+                needed = max(outputs[op.layer][expert] for expert in op.experts)
+                outputs[op.layer] |= dict.fromkeys(op.experts, end)
             case OpKind.COMBINE:
                 ends, later = outputs.pop(op.layer, {}), left.pop() if left else ()
                 now = [end for expert, end in ends.items() if expert not in later]
@@ -301,7 +301,7 @@ def check_counts(
     for span in spans:
         if span.op.kind is OpKind.EXPERT:
             computed[span.lane] += len(span.op.experts)
-        returned += span.op.kind is OpKind.RETURN and bool(span.op.experts)
+        returned += len(span.op.experts) if span.op.kind is OpKind.RETURN else 0
     for phase, c in counts.items():
         if c.hits + c.in_flight + c.loads + c.host != c.active:
             raise BrokenError(f"{phase}: active experts are not those hit, coming, loaded, on host")

@@ -124,7 +124,8 @@ class Operations:
         op = Op(_EXPERT, layer, tuple(rows), tuple(experts))
         work = self._model.compute_on_host
         span = self._machine.submit(op, _HOST, (), work, layer, op.experts, False, 0)
-        return self._machine.submit(op_of(_RETURN, layer, (max(rows),)), _D2H, (span,))
+        back = op_of(_RETURN, layer, (max(rows),), op.experts)
+        return self._machine.submit(back, _D2H, (span,))
 
     # ------------------------------------------------------------------ predictions
 

@@ -218,7 +218,7 @@ def test_a_decoded_layer_whose_experts_are_on_the_host():
     # Gate until 33, two experts on the host as one operation, one return of 4, then the sum.
     ran = split_run("n-cpu-moe", [[[(0, 1)], [(0, 1)]]])
     assert of(ran, OpKind.EXPERT) == [(0, (0, 1), 33, 143), (1, (0, 1), 182, 202)]
-    assert of(ran, OpKind.RETURN) == [(0, (), 143, 147)]
+    assert of(ran, OpKind.RETURN) == [(0, (0, 1), 143, 147)]
     assert of(ran, OpKind.COMBINE) == [(0, (), 147, 149), (1, (), 202, 204)]
     check_order(ran.spans)
     assert ran.timeline.bytes_moved(Lane.H2D) == 0

@@ -110,6 +110,8 @@ def test_a_system_that_reads_alone_is_charged_for_it(alone_ns, parallel_reads, n
     [
         (Op(OpKind.EXPERT, 0, (1, 2, 1), (0, 1, 2)), Lane.DEVICE, 7 + 50 + 60 + 50),
         (Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST, 80),
+        # Experts of a layer that the host computes as one operation; three rows take 3 x 80.
+        (Op(OpKind.EXPERT, 0, (1, 3), (0, 1)), Lane.HOST, 80 + 240),
         (Op(OpKind.ATTEND, 0, (1,), (), 20, 20), Lane.DEVICE, 120),
         (Op(OpKind.PREDICT, 0, (1, 1), (), 0, 0), Lane.DEVICE, 20),
         (Op(OpKind.PREDICT, 0, (1,), (), 20, 20), Lane.DEVICE, 130),
