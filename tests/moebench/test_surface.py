@@ -33,7 +33,7 @@ OPTIONS = {
         "--calibrate-texts", "--seed", "--seeds", "--quick",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
         "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
-        "--device", "--expert-dtype",
+        "--device", "--quant", "--expert-dtype",
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",
@@ -86,8 +86,8 @@ OPTIONS = {
         "--mode", "--max-length", "--capacity", "--cache-ratio",
         "--slots", "--allow-overcommit", "--set",
         "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
-        "--store", "--force", "--json", "--expert-dtype", "--device-memory", "--free-host-gb",
-        "--emulated-link", "--page-cache", "--device",
+        "--store", "--force", "--json", "--quant", "--expert-dtype",
+        "--device-memory", "--free-host-gb", "--emulated-link", "--page-cache", "--device",
     },
     "reproduce": {
         "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--figures",
@@ -98,7 +98,7 @@ OPTIONS = {
         "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",
         "--routing", "--trace", "--batch", "--capacity", "--cache-ratio",
         "--set", "--tokens", "--data-dir",
-        "--store", "--json", "--weights", "--precision", "--expert-dtype", "--prompts",
+        "--store", "--json", "--weights", "--precision", "--quant", "--expert-dtype", "--prompts",
         "--new-tokens", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
         "--seed", "--scoring", "--few-shot", "--plain-prompts", "--calibrate-from",
         "--calibrate-texts", "--reconstruct-scores", "--alpha",

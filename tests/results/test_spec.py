@@ -137,7 +137,8 @@ KINDS: dict[Kind, dict[str, Any]] = {
 
 #: A value of each option that a kind of run refuses.
 VALUES: dict[str, Any] = {
-    "weights": "folder", "expert_dtype": "int4", "workload": "gsm8k", "allow_overcommit": True,
+    "weights": "folder", "quant": "q4_0", "expert_dtype": "int4", "workload": "gsm8k",
+    "allow_overcommit": True,
     "emulated_link_gb_s": 4.0, "page_cache": "keep", "device": "cpu", "seed": 0,
     "scoring": "generation", "few_shot": 1, "plain_prompts": True, "calibrate_from": "gsm8k",
     "calibrate_texts": 3, "routing": "drawn", "trace": TRACE, "reconstruct_scores": True,
