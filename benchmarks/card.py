@@ -34,6 +34,11 @@ from moebench.substrate.machines import accelerator
 from moebench.substrate.machines.accelerator import Accelerator
 from moebench.substrate.machines.parts import matches, plain
 
+#: Files of the folder.
+FILES = (
+    "copies.json", "rows.csv", "absolute.txt", "repeat.json", "profile.yaml", "fidelity.json",
+)  # fmt: skip
+
 #: Sizes of the copies whose rates are measured, in bytes.
 SIZES = (64 << 10, 1 << 20, 4 << 20, 25 << 20, 256 << 20)
 
@@ -244,6 +249,8 @@ def main(words: list[str] | None = None) -> int:
         return 2
     try:
         given.folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:  # those of an earlier day would look like today's
+            (given.folder / name).unlink(missing_ok=True)
     except OSError as error:
         print(f"benchmarks.card: {given.folder}: {error.strerror}; give a folder", file=sys.stderr)
         return 2

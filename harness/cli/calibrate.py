@@ -1,6 +1,7 @@
 """``moebench calibrate`` and ``validate``: a profile of this computer; errors of the simulation."""
 
 import json as json_text
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +39,7 @@ def calibrate(
     from moebench.harness.arguments import require_file, require_writable
 
     checkpoint, link_gb_s = _measured(given)
+    on_gpu = _on_gpu(given, link_gb_s)
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise InputError(f"--out {out}: give a file in a folder that exists, for example here.yaml")
     if out.suffix != ".yaml":
@@ -49,14 +51,8 @@ def calibrate(
     from moebench.harness.machines.profile import write_profile
     from moebench.substrate.machines import accelerator
 
-    card, device = None, given.get("device") or "cpu"
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"--device {device}: allowed: cpu, cuda")
-    if device == "cuda":
-        if link_gb_s is not None:
-            raise UsageError("--emulated-link: a GPU is behind its own link; leave out one of both")
-        card = accelerator.Cuda()
-    precision = given.get("precision") or ("fp32" if card is None else "bf16")
+    precision = given.get("precision") or ("bf16" if on_gpu else "fp32")
+    card = accelerator.Cuda() if on_gpu else None
     profile = measure(checkpoint, link_gb_s, store, card, precision)
     write_profile(profile, out)
     if json:
@@ -144,6 +140,7 @@ def validate(
     if profile is None:
         raise UsageError("--profile: give a profile of moebench calibrate, or --published")
     checkpoint, link_gb_s = _measured(given)
+    _on_gpu(given, link_gb_s)
     if out is not None:
         require_file("--out", out)
     require_writable(store)
@@ -191,6 +188,21 @@ def _measured(given: dict[str, Any]) -> tuple[Path, float | None]:
     """Take the checkpoint and the rate of its emulated link, in GB/s, out of what was given."""
     weights, model, link = (given.pop(name, None) for name in MEASURED)
     return _checkpoint(None if weights is None else Path(weights), model), link
+
+
+def _on_gpu(given: Mapping[str, Any], link_gb_s: float | None) -> bool:
+    """Return whether a CUDA device is measured.
+
+    Raises UsageError: no such device, or an option that the device does not have.
+    """
+    device, precision = given.get("device") or "cpu", given.get("precision") or "fp32"
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: allowed: cpu, cuda")
+    if device == "cuda" and link_gb_s is not None:
+        raise UsageError("--emulated-link: a GPU is behind its own link; leave out one of both")
+    if device == "cpu" and precision != "fp32":
+        raise UsageError(f"--precision {precision}: the processor has fp32; add --device cuda")
+    return bool(device == "cuda")
 
 
 def _checkpoint(weights: Path | None, model: str | None) -> Path:

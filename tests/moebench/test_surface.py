@@ -72,10 +72,13 @@ OPTIONS = {
         "--json",
     },
     "timeline": {"--out", "--store"},
-    "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
+    "calibrate": {
+        "--weights", "--model", "--emulated-link", "--device", "--precision", "--out", "--store",
+        "--json",
+    },
     "validate": {
-        "--profile", "--weights", "--model", "--emulated-link", "--systems", "--set",
-        "--capacity", "--cache-ratio",
+        "--profile", "--weights", "--model", "--emulated-link", "--device", "--precision",
+        "--systems", "--set", "--capacity", "--cache-ratio",
         "--workload", "--batch", "--prompts", "--new-tokens",
         "--calibrate-texts", "--repeats", "--data-dir", "--store", "--out", "--json",
         "--published", "--left-out", "--html", "--add-row",

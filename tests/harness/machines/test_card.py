@@ -152,7 +152,10 @@ def test_all_steps_on_a_fake_card(short, tiny_models, capsys):
 
 def test_too_little_time_skips_every_step(short, tiny_models, capsys):
     weights = ("--weights", str(scale_path(SCALE_MODEL)))
+    Path("out").mkdir()
+    Path("out/profile.yaml").write_text("of yesterday")
     assert card.main(["out", *weights, "--minutes", "0.001"]) == 0
+    assert not list(Path("out").iterdir())
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert all(": skipped: " in line for line in lines)
@@ -190,7 +193,7 @@ def test_a_file_in_place_of_the_folder_is_refused_in_one_line(short, capsys):
     assert line == "benchmarks.card: out: File exists; give a folder"
 
 
-def test_calibrate_refuses_what_a_gpu_does_not_have(short, tiny_models):
+def test_devices_and_their_precisions_are_checked(short, tiny_models):
     asked = ("calibrate", "--model", SCALE_MODEL, "--out", "x.yaml")
     line = refused(*asked, "--device", "cuda", "--emulated-link", "4GB/s")
     assert "a GPU is behind its own link" in line
@@ -198,7 +201,9 @@ def test_calibrate_refuses_what_a_gpu_does_not_have(short, tiny_models):
     assert "--precision 4bit: not measured" in refused(
         *asked, "--device", "cuda", "--precision", "4bit"
     )
-    assert "allowed: fp32" in refused(*asked, "--precision", "bf16")
+    assert "has fp32; add --device cuda" in refused(*asked, "--precision", "bf16")
+    validates = ("validate", "--profile", "a6000", "--model", SCALE_MODEL, "--precision", "bf16")
+    assert "has fp32; add --device cuda" in refused(*validates)
 
 
 def row(flags: str, **more: object) -> Row:
