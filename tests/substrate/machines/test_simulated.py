@@ -55,8 +55,8 @@ def test_copies_and_products_on_the_host_slow_each_other():
     m = simulated(lost_together=0.5)
     assert times(m.load(load_op(0), Client())) == (0, 40)
     assert times(m.submit(EXPERT, Lane.HOST)) == (0, 40 + 35)
-    # A copy from 40 on does 17.5 until 75, and the rest alone.
-    assert times(m.load(load_op(1), Client())) == (40, 75 + 22)
+    # A copy from 40 on does 17 of its 40 ns until 75, and the rest alone.
+    assert times(m.load(load_op(1), Client())) == (40, 75 + 23)
     assert times(simulated().submit(EXPERT, Lane.HOST)) == (0, 55)
     serial = simulated(lost_together=0.5, overlap=False)
     serial.load(load_op(0), Client())
