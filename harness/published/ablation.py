@@ -15,7 +15,7 @@ from typing import Any
 
 from moebench.harness import console
 from moebench.harness.published.case import Case, Unpredictable, case_of
-from moebench.harness.published.constants import Values, fitted, values_for
+from moebench.harness.published.constants import COMPONENTS, Values, fitted, values_for
 from moebench.harness.published.predict import tokens
 from moebench.harness.published.prediction import Phase, Prediction
 from moebench.harness.published.rows import Row, read_rows, shipped
@@ -53,9 +53,10 @@ COMPONENTS_WITHOUT: dict[str, Callable[[Values], Values]] = {
         MUCH, "attention reads", "python attention reads", "latent reads", "host attention"
     ),
     "products of many rows on the host": _scaled(
-        MUCH, "rows llama.cpp", "rows ik_llama.cpp", "rows ktransformers", "rows AMX"
+        MUCH, *(name for name in COMPONENTS if name.startswith("rows "))
     ),
-    "share of the device's compute": _set(device_products=1.0, pool_products=1.0),
+    "share of the device's compute": _set(device_products=1.0, other_products=1.0),
+    "unpacking on the device": _set(unpacking_rows=1.0),
     "unpinned copies": _set(unpinned_copies=1.0),
     "rows that choose alike": _set(alike=NOTHING),
     "hits of caches": _scaled(MUCH, "cache hits", "static hits"),

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from moebench.harness.published.engines import Engine, engine_of
+from moebench.harness.published.engines import Engine, engine_named, engine_of
 from moebench.harness.published.rows import Row
 from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.substrate.machines import compose
@@ -70,6 +70,8 @@ FAMILIES = (
 
 _SERVER = re.compile(r"epyc|xeon|threadripper pro|server|socket|vcpu", re.IGNORECASE)
 _PINNED = re.compile(r"no-?mmap|mmap off|(?<!un)(registered|pinned)", re.IGNORECASE)
+#: Devices that are not NVIDIA's.
+_OTHER = re.compile(r"radeon|\brx\b|instinct|\bmi\d|apple|\barc\b", re.IGNORECASE)
 _ENGINES_OWN = re.compile(r"\bmtp\b|speculat|draft", re.IGNORECASE)
 
 
@@ -104,6 +106,8 @@ class Case:
         threads: of the host, as cores whose rate they reach.
         wide: whether its cores have AVX-512.
         tiles: whether its products with many rows use AMX.
+        repacked: whether llama.cpp interleaves rows of the experts' format for these products.
+        products: the constant of the device's share of its peak.
         reads: the constant of its bandwidth.
         bound: whether each socket reads weights in its own memory.
         virtual: whether it is a virtual machine.
@@ -124,6 +128,8 @@ class Case:
     threads: float
     wide: bool
     tiles: bool
+    repacked: bool
+    products: str
     reads: str
     sockets: int
     bound: bool
@@ -150,17 +156,17 @@ def case_of(row: Row) -> Case:
         that is not simulated.
     """
     text = f"{row.other_flags} {row.notes}"
-    engine = engine_of(row.system, " ".join((text, row.group, row.quant)))
+    try:
+        shape = find_shape(row.model)
+    except UsageError as error:
+        raise Unpredictable(f"model {row.model!r} is not in the catalogue") from error
+    engine = engine_of(row, " ".join((text, row.group, row.quant, row.id)), shape)
     if engine is None:
         raise Unpredictable(f"no rules of the engine {row.system!r}")
     if _ENGINES_OWN.search(row.other_flags) and not re.search(r"no (mtp|draft)", text, re.I):
         raise Unpredictable("speculative decoding: how many tokens are accepted is not known")
     if re.search(r"oversub|shared memory|spill", text, re.IGNORECASE):
         raise Unpredictable("the card's memory is exceeded: the driver's paging is not simulated")
-    try:
-        shape = find_shape(row.model)
-    except UsageError as error:
-        raise Unpredictable(f"model {row.model!r} is not in the catalogue") from error
     unsaid: list[tuple[str, str]] = []
     host = _machine(row, engine, unsaid)
     bits = _bits(row, unsaid)
@@ -172,6 +178,8 @@ def case_of(row: Row) -> Case:
         row=row, engine=engine, shape=shape, bits=bits, profile=host.profile, first=first,
         whole=whole, hot=hot, threads=host.threads, wide=host.wide,
         tiles=bool(re.search(r"\bamx\b", f"{text} {row.group} {row.id}", re.I)),
+        repacked=engine.products == "llama.cpp" and _interleaved(row),
+        products="other products" if _OTHER.search(host.profile.gpu.name) else "device products",
         reads=host.reads, sockets=host.sockets, bound=_bound(row), on_host=host.alone,
         virtual=not host.alone and bool(re.search(r"vcpu|\bvm\b|virtual", row.cpu, re.I)),
         format=_format_of(row.quant), cache_bytes=_cache_bytes(text), lengths=lengths,
@@ -400,6 +408,12 @@ def _format_of(quant: str) -> str:
     return "few bits" if re.search(r"\bq[23]_k|-q[23]_k", text) else ""
 
 
+def _interleaved(row: Row) -> bool:
+    """Return whether llama.cpp repacks a row's experts on the host for products with many rows."""
+    text = row.quant.lower().replace("-", "_")
+    return "q4_0" in text or "iq4_nl" in text or ("q4_k" in text and row.date >= "2025-04")
+
+
 def _cache_bytes(text: str) -> float:
     """Return the bytes of a value of the KV cache that a row's flags name, in the mean."""
     named = r"(q8_0|q4_0|fp8)"
@@ -488,6 +502,8 @@ def _lengths(row: Row, unsaid: list[tuple[str, str]]) -> Lengths:
     if room is not None:
         number = int(next(filter(None, room.groups())))
         kept = 1024 * number if number < 1024 else number
+    if said == 0 and not row.sweeps:
+        return Lengths(new // 2, int(row.ubatch or 512), 0, kept)  # a prompt has some tokens
     bench = re.search(r"-p (\d+)", flags)
     if bench is not None and int(bench[1]) > 0:  # llama-bench at a depth
         return Lengths(context + new // 2, int(bench[1]), context, kept)
@@ -525,7 +541,7 @@ def _placement(
 
 def engine_holds_all(row: Row) -> bool:
     """Return whether an engine keeps all routed experts in host memory unless a row says so."""
-    found = engine_of(row.system, row.notes)
+    found = engine_named(row.system)
     text = (row.other_flags + row.notes).lower()
     return found is not None and (found.name != "llama.cpp" or "experts on cpu" in text)
 

@@ -64,6 +64,8 @@ CONSTANTS = (
              "on one machine, 1.13 to 1.8"),
     Constant("rows llama.cpp", 0.7, 3.0, "weights a core multiplies with many rows, over its rate "
              "with one: no kernel uses a weight for several rows unless it is repacked"),
+    Constant("rows llama.cpp repacked", 2.0, 2.5, "the same, Q4_0, IQ4_NL and (PR 12332, 2025-04) "
+             "Q4_K, of which it interleaves 8 rows"),
     Constant("rows ik_llama.cpp", 2.7, 2.5, "the same; its kernels use a weight for up to 8 rows"),
     Constant("rows ktransformers", 3.6, 2.5, "the same; llamafile kernels with AVX-512"),
     Constant("rows AMX", 12.0, 2.5, "the same; tile products, 8 times the operations a cycle"),
@@ -83,8 +85,11 @@ CONSTANTS = (
     Constant("python attention reads", 0.08, 3.0, "the same of engines in PyTorch, which copy keys "
              "and values for each query head"),
     Constant("latent reads", 0.09, 2.5, "the same of latent vectors (MLA)"),
-    Constant("device products", 0.35, 2.0, "share of the tensor peak, quantised experts"),
-    Constant("pool products", 0.1, 2.0, "the same of integrated GPUs"),
+    Constant("device products", 0.35, 2.0, "share of the tensor peak, quantised experts on NVIDIA"),
+    Constant("other products", 0.12, 2.5, "the same on AMD and Apple, whose peak is of instructions "
+             "that few kernels use"),
+    Constant("unpacking rows", 32.0, 3.0, "rows whose products take as long as unpacking an "
+             "expert's weights: tiles of 8 to 128 rows"),
     # The link, and routing.
     Constant("unpinned copies", 0.6, 2.0, "over pinned ones; a third to all"),
     Constant("alike", 0.385, 1.6, "correlation of an expert's logits in rows of a text: the law of "

@@ -3,6 +3,9 @@
 import re
 from typing import Literal, NamedTuple
 
+from moebench.harness.published.rows import Row
+from moebench.substrate.models.shape import ModelShape
+
 
 class Engine(NamedTuple):
     """An engine's rules, as far as a row's rates depend on them.
@@ -52,22 +55,35 @@ ENGINES: dict[str, Engine] = {
 }
 
 
-def engine_of(system: str, text: str) -> Engine | None:
-    """Return the rules of the engine that a row names, or None.
+#: When ik_llama.cpp began to ask for rows of each expert (PR 520), and had kernels on the card for
+#: IQ2_K_R4 to IQ5_K_R4 (PR 461, 462).
+BY_EXPERT, ON_CARD = "2025-06", "2025-06"
+
+
+def engine_named(system: str) -> Engine | None:
+    """Return the rules of the engine that a row's ``system`` names, or None."""
+    low = system.lower()
+    return next((rules for name, rules in ENGINES.items() if low.startswith(name)), None)
+
+
+def engine_of(row: Row, text: str, shape: ModelShape) -> Engine | None:
+    """Return the rules of the engine that a row names, as it ran it, or None.
 
     Args:
-        text: the row's flags and notes, which may say that it runs eagerly.
+        text: all that the row says about the run.
     """
-    low = system.lower()
-    found = next((rules for name, rules in ENGINES.items() if low.startswith(name)), None)
+    found, low = engine_named(row.system), text.lower()
     if found is None:
         return None
-    low = text.lower()
-    if re.search(r"-rtr\b|_r[48]\b", low) and found.products == "ik_llama.cpp":
+    repacks, named = re.search(r"(?<!no)-?rtr\b", low), re.search(r"_r[48]\b", low)
+    if (repacks or named) and found.products == "ik_llama.cpp":
         found = found._replace(kernels="repacked")
-    # Repacked weights have no kernel on the card, but for IQ2_K_R4 to IQ5_K_R4 (PR 461, 462).
-    if re.search(r"-rtr\b|(?<!_k)_r[48]\b", low):
-        found = found._replace(streams_from=None)
+    on_card = re.search(r"iq[2-5]_k_r4", low) and row.date >= ON_CARD
+    if repacks or (named and not on_card):
+        found = found._replace(streams_from=None)  # repacked weights have no kernel on the card
+    elif found.products == "ik_llama.cpp" and found.streams_from and row.date >= BY_EXPERT:
+        each = -(-found.streams_from * shape.num_experts // shape.top_k)
+        found = found._replace(streams_from=each)
     if found.name == "gnf4" and re.search("eager|sync", low):
         return found._replace(software="hf-eager")
     return found

@@ -20,7 +20,7 @@ from moebench.substrate.machines import compose
 from moebench.substrate.machines.costs import CostModel, HostProducts
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.profile_ranges import moved
-from moebench.substrate.machines.quantity import Efficiency, Ratio
+from moebench.substrate.machines.quantity import Count, Efficiency, Ratio
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache, Scope
@@ -146,8 +146,9 @@ def _with_constants(profile: HardwareProfile) -> HardwareProfile:
     """Return the profile with the numbers of its software that constants set."""
     one = Efficiency(value=1.0, unit="1", badge="estimate", source="set by a constant")
     gain = Ratio(value=1.0, unit="1", badge="estimate", source="set by a constant")
+    rows = Count(value=1, unit="1", badge="estimate", source="set by a constant")
     fields = ("attention_reads", "latent_reads", "host_attention")
-    set_later = {**dict.fromkeys(fields, one), "host_rows_gain": gain}
+    set_later = {**dict.fromkeys(fields, one), "host_rows_gain": gain, "unpacking_rows": rows}
     # Gains of one row are constants, too.
     software = profile.software.model_copy(update={**set_later, "host_kernel_gain": None})
     return profile.model_copy(update={"software": software})
@@ -183,8 +184,8 @@ def _changes(case: Case, values: Values, profile: HardwareProfile) -> Iterable[t
     if profile.pool and not case.on_host:
         for reading in ("small_read_efficiency", "large_read_efficiency"):
             yield f"gpu.{reading}", getattr(gpu, reading).value * values["pool reads"]
-    products = "pool products" if profile.pool else "device products"
-    yield "gpu.tensor_efficiency", values[products]
+    yield "gpu.tensor_efficiency", values[case.products]
+    yield "software.unpacking_rows", round(values["unpacking rows"])
     # Engines copy whole tensors.  An unpinned copy is read, written to a buffer, and read again.
     yield "link.in_engine_efficiency", 1.0
     pinned = min(link.pinned_h2d.value, reads)
@@ -204,8 +205,8 @@ def _rows_gain(case: Case, values: Values) -> float:
 
 #: Constants that only prompts depend on, and only decoded tokens of one text.
 OF_PROMPTS = frozenset({
-    "rows llama.cpp", "rows ik_llama.cpp", "rows ktransformers", "rows AMX", "sockets products",
-    "device products", "pool products", "alike",
+    *(name for name in COMPONENTS if name.startswith("rows ")), "sockets products",
+    "device products", "other products", "unpacking rows", "alike",
 })  # fmt: skip
 OF_TOKENS = frozenset({
     "attention reads", "latent reads", "codebook formats", "few bits", "fp4 formats", "repacked",
@@ -217,6 +218,7 @@ def names_of(case: Case, phase: Phase) -> list[str]:
     """Return the constants on which a figure can depend."""
     foreign = OF_TOKENS if phase == "prefill" else OF_PROMPTS
     rows = {name for name in COMPONENTS if name.startswith("rows ")} - {rules_of_rows(case)}
+    rows |= {"device products", "other products"} - {case.products}
     foreign |= rows | {"core AVX2" if case.wide else "core AVX-512"}
     foreign |= {"server reads", "desktop reads", "measured reads", "pool reads"} - {case.reads}
     if (case.row.batch or 1) > 1:
@@ -226,4 +228,6 @@ def names_of(case: Case, phase: Phase) -> list[str]:
 
 def rules_of_rows(case: Case) -> str:
     """Return the name of the constant of an engine's products with many rows."""
-    return "rows AMX" if case.tiles else f"rows {case.engine.products}"
+    if case.tiles:
+        return "rows AMX"
+    return f"rows {case.engine.products}" + (" repacked" if case.repacked else "")

@@ -123,6 +123,11 @@ class CostModel:
         #: Bytes that one read at a time transfers from the disk in one nanosecond.
         self.read_bytes_per_ns = profile.disk.queue1_bandwidth.bytes_per_s / 1e9
         self._d2h = profile.link.pinned_d2h.bytes_per_s * efficiency / 1e9
+        #: Rows whose products take as long as unpacking a quantised expert on the device.
+        self._unpacking_rows = 0
+        quantised = self.record_bytes < ACTIVATION_BYTES * shape.expert_params
+        if software.unpacking_rows is not None and quantised:
+            self._unpacking_rows = software.unpacking_rows.count
         launch = software.launch.ns
         attention = round(software.launches_attention.count * shape.mixer_kernels * launch)
         gate = software.launches_gate.count * launch
@@ -284,10 +289,12 @@ class CostModel:
             s = self.shape
             return op.rows[0] * (s.top_k + 2) * s.hidden_size * ACTIVATION_BYTES / self._small
         time = self._attention(op, self._cache_reads if _decodes(op) else self._large, self._flops)
+        unpacking = self._unpacking_rows if op.kind is OpKind.EXPERT else 0
         for params, rows in self._weights(op):
             size = self._stored(op, params)
             bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
-            time += max(size / bandwidth, 2 * params * rows / self._flops)
+            many = rows + unpacking if rows > 1 else rows
+            time += max(size / bandwidth, 2 * params * many / self._flops)
         return time
 
     def _host(self, op: Op) -> float:

@@ -144,6 +144,9 @@ class Software(Inert):
     attention_reads: Efficiency | None = None
     latent_reads: Efficiency | None = None
     host_attention: Efficiency | None = None  #: the same on the host, of its bandwidth
+    #: Rows whose products take as long as unpacking a quantised expert on the device, in products
+    #: of several rows; None is 0.
+    unpacking_rows: Count | None = None
     host_kernel_gain: Ratio | None = None  #: rate of fused kernels for one row, over llama.cpp's
     host_rows_gain: Ratio | None = None  #: a core's rate with many rows, over that with one
     launches_attention: Count

@@ -159,6 +159,10 @@ FIELDS = {
         "TTFT of systems that compute experts on the host, in place of host.gemm_efficiency",
         "weights times rows of a prompt on the host over its time, over host.core_rate",
     ),
+    "software.unpacking_rows": Field(
+        "TTFT where experts have few rows each: unpacking quantised weights on the device",
+        "time of a quantised product over its rows: intercept over slope",
+    ),
     "software.launches_attention": Field("kernels of a layer's attention", _COST),
     "software.launches_gate": Field("kernels of a gate", _COST),
     "software.launches_expert": Field("kernels of a routed expert", _COST),

@@ -63,8 +63,9 @@ def simulated(
     Attention takes 30, an expert 10, on the host 55.
     """
     table = prices(expert=10, attend=30, load=40, read=60, queued=50, host=55, back=4)
+    costs = FlatCosts(table, lost_together=lost_together, **control)
     return SimulatedMachine(
-        FlatCosts(table, lost_together=lost_together, **control), Timeline(keep_all=True), host_memory(host_records),
+        costs, Timeline(keep_all=True), host_memory(host_records),
         parallel_reads=parallel_reads, overlap=overlap, blocking_copies=blocking_copies,
     )  # fmt: skip
 
