@@ -86,8 +86,8 @@ CONSTANTS = (
              "and values for each query head"),
     Constant("latent reads", 0.09, 2.5, "the same of latent vectors (MLA)"),
     Constant("device products", 0.35, 2.0, "share of the tensor peak, quantised experts on NVIDIA"),
-    Constant("other products", 0.12, 2.5, "the same on AMD and Apple, whose peak is of instructions "
-             "that few kernels use"),
+    Constant("other products", 0.12, 2.5, "the same on AMD and Apple, whose peak few "
+             "kernels can use"),
     Constant("unpacking rows", 32.0, 3.0, "rows whose products take as long as unpacking an "
              "expert's weights: tiles of 8 to 128 rows"),
     # The link, and routing.

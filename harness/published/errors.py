@@ -23,6 +23,7 @@ from moebench.harness.published.rows import FOLDER, Row
 from moebench.harness.published.score import summary
 from moebench.substrate.errors import InputError
 from moebench.substrate.files import read_text
+from moebench.substrate.machines import compose
 from moebench.substrate.machines.profile import HardwareProfile
 
 FILE = "errors.json"
@@ -44,7 +45,7 @@ HIGHER = ("kendall_tau", "pairs_in_order", "slopes_within_30", "predicted_share"
 def machine_kind(profile: HardwareProfile) -> str:
     """Return the kind of a machine: no card, one pool, desktop or server."""
     if profile.pool:
-        return "no card" if profile.gpu.name == profile.host.name else "one pool"
+        return "no card" if profile.gpu.name.endswith(compose.NO_GPU) else "one pool"
     return "server" if profile.host.cores.count >= SERVER_CORES else "desktop"
 
 

@@ -33,6 +33,9 @@ from moebench.substrate.machines.parts import (
 
 CPU_ONLY = "cpu-only"
 
+#: What the name of a device that is the processor ends with.
+NO_GPU = "(no GPU)"
+
 #: Most cards of one kind, and most modules on a memory channel.
 MOST_CARDS = 16
 MODULES_A_CHANNEL = 2
@@ -692,7 +695,7 @@ def _processor_parts(found: Build, processor: Processor) -> tuple[str, dict[str,
         f"{processor.source}", processor.badge_of("channels"),
     )  # fmt: skip
     device = {
-        "name": f"{_host_name(found)} (no GPU)",
+        "name": f"{_host_name(found)} {NO_GPU}",
         "memory": host["memory"],
         "reserved_memory": _number(
             min(4.0, found.ram_gib / 4), "GiB", "estimate: the operating system and buffers"

@@ -103,8 +103,8 @@ def test_page_locked_copies_are_faster() -> None:
 
 def test_a_sweeps_prompt_is_a_chunk_behind_cached_tokens() -> None:
     swept = case_of(row(notes="llama-sweep-bench", prompt_tokens=4096))
-    assert swept.lengths == (4096 + 64, 512, 4096)
-    assert case_of(row(prompt_tokens=4096)).lengths == (4096 + 64, 4096, 0)
+    assert swept.lengths == (4096 + 64, 512, 4096, 0)
+    assert case_of(row(prompt_tokens=4096)).lengths == (4096 + 64, 4096, 0, 0)
 
 
 def test_hot_experts_save_the_link() -> None:
@@ -247,7 +247,7 @@ def test_left_out_predictions_take_the_constants_of_other_machines(monkeypatch) 
     from moebench.harness.published.constants import fold
 
     seen, new = row(), row(id="new", cpu="Ryzen 7 5800X", ram_type="DDR4-3200")
-    slower = {**COMPONENTS, "handoff us": 800.0}
+    slower = {**COMPONENTS, "handoff us": 800.0, "device products": 0.1}
     monkeypatch.setattr(
         module, "fitted", lambda: Fitted(COMPONENTS, {fold(seen): slower}, COMPONENT.own_error)
     )
