@@ -190,11 +190,16 @@ def _curves(same: Sequence[Law], colours: Mapping[str, str]) -> str:
         f'<svg role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'aria-label="milliseconds per token, measured and predicted">'
         f'<path class="grid" fill="none" d="{frame}"/>{drawn}'
-        f'<text x="{CURVE_LEFT - 4}" y="16" text-anchor="end">{top / 1.05:.3g}</text>'
+        f'<text x="{CURVE_LEFT - 4}" y="16" text-anchor="end">{_short(top / 1.05)}</text>'
         f'<text x="{CURVE_LEFT - 4}" y="{8 + CURVE_HEIGHT}" text-anchor="end">0</text>'
-        f'<text x="{CURVE_LEFT}" y="{height - 4}">{left:.3g}</text>'
-        f'<text x="{width - 8}" y="{height - 4}" text-anchor="end">{right:.3g}</text></svg>'
+        f'<text x="{CURVE_LEFT}" y="{height - 4}">{_short(left)}</text>'
+        f'<text x="{width - 8}" y="{height - 4}" text-anchor="end">{_short(right)}</text></svg>'
     )
+
+
+def _short(value: float) -> str:
+    """Return a number with three digits, without an exponent where it is no longer for that."""
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def _line(kind: str, shift: float, low: float, high: float) -> str:

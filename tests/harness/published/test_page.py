@@ -96,3 +96,20 @@ def test_page_without_predictions_states_it() -> None:
     rows = [row("a", 10)]
     text = page(rows, [Prediction("a", "decode", 10, reason="no rule")])
     assert text.count("no predicted figure") == 2
+
+
+def test_curves_are_drawn_over_each_other() -> None:
+    """Measured and predicted, from the same zero: twice as fast is half as high."""
+    rows = [row(f"n{n}", 1e3 / (10 + n), n_cpu_moe=n) for n in (0, 10, 20)]
+    (curve,) = charts(page(rows, predicted(rows, 2)))[2:]
+    measured, guess = (
+        [[float(x) for x in place.split()] for place in path.attrib["d"][1:].split("L")]
+        for path in curve.findall("path") if path.attrib.get("class", "").startswith("curve")
+    )  # fmt: skip
+    assert [x for x, _ in measured] == [x for x, _ in guess]
+    bottom = 8 + 110
+    for (_, high), (_, low) in zip(measured, guess, strict=True):
+        assert (bottom - high) / (bottom - low) == pytest.approx(2, rel=0.02)
+    titles = [title.text for title in curve.iter("title")]
+    assert titles[0] == "s: x = 0, measured 10 ms, predicted 5"
+    assert len(titles) == 3
