@@ -74,7 +74,8 @@ def show(
 
 def _check(scores: Mapping[str, Any]) -> int:
     """Compare the errors with those that ship, say what moved, and return the exit code."""
-    from moebench.harness.published.errors import moved, shipped_errors
+    from moebench.harness.published.errors import moved
+    from moebench.results.published_errors import shipped_errors
 
     found = moved(shipped_errors(), {"in_sample": scores, "left_out": scores["left_out"]})
     for one in found:

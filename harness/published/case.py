@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from moebench.harness.published.engines import Engine, engine_named, engine_of
 from moebench.harness.published.rows import Row
+from moebench.results.published_errors import SERVER_CORES
 from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.substrate.machines import compose
 from moebench.substrate.machines.parts import Gpu, Pool, Processor, matches, parts
@@ -41,9 +42,6 @@ DESKTOP, SERVER = "ryzen-7-7700", "epyc-9354"
 #: What a core's second thread adds to its rate: 8, 16 and 24 threads of an EPYC with 24 virtual
 #: processors read 45.6, 70 and 94.5 GB/s.
 SECOND_THREAD = 0.3
-
-#: Fewest cores of a processor that is taken for a server's.
-SERVER_CORES = 24
 
 #: Processors that stand for another one of their family: as many memory channels at that rate.
 FAMILIES = (

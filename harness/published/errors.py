@@ -1,32 +1,23 @@
-"""Errors of predictions by kind of machine and system: the file that ships, its use, its guard.
+"""Errors of predictions by kind of machine and system, and what has moved in them.
 
-`results/measured/errors.json` has the scores of the rows that ship, in sample and with machine and
-author left out, and for each kind the left-out errors of its figures.  A simulated run of such a
-kind has an interval that holds this error, and is called *checked*.
+The file that ships (`results.published_errors`) has the scores of the rows that ship, in sample and
+with machine and author left out, and for each kind the left-out errors of its figures.
 """
 
-import json
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from moebench.harness.published.case import SERVER_CORES, Unpredictable, case_of
+from moebench.harness.published.case import Unpredictable, case_of
 from moebench.harness.published.constants import fold
 from moebench.harness.published.prediction import Prediction
-from moebench.harness.published.rows import FOLDER, Row
+from moebench.harness.published.rows import Row
 from moebench.harness.published.score import summary
-from moebench.substrate.errors import InputError
-from moebench.substrate.files import read_text
-from moebench.substrate.machines import compose
-from moebench.substrate.machines.profile import HardwareProfile
-
-FILE = "errors.json"
+from moebench.results.published_errors import kind
 
 #: Fewest figures, and machines with author, from which the error of a kind is known.
 FIGURES, MACHINES = 8, 2
@@ -42,22 +33,10 @@ LOWER = ("median_error", "p90_ratio", "prefill_median_error", "prefill_p90_ratio
 HIGHER = ("kendall_tau", "pairs_in_order", "slopes_within_30", "predicted_share")
 
 
-def machine_kind(profile: HardwareProfile) -> str:
-    """Return the kind of a machine: no card, one pool, desktop or server."""
-    if profile.pool:
-        return "no card" if profile.gpu.name.endswith(compose.NO_GPU) else "one pool"
-    return "server" if profile.host.cores.count >= SERVER_CORES else "desktop"
-
-
-def kind(system: str, profile: HardwareProfile) -> str:
-    """Return the kind of a run: system, software and kind of machine."""
-    return f"{system}, {profile.software.name}, {machine_kind(profile)}"
-
-
 def document(
     rows: Sequence[Row], in_sample: Sequence[Prediction], left_out: Sequence[Prediction]
 ) -> dict[str, Any]:
-    """Return the document of `FILE`."""
+    """Return the document of the file that ships."""
     return {
         "in_sample": summary(rows, in_sample),
         "left_out": summary(rows, left_out),
@@ -94,33 +73,6 @@ def _kind_of(row: Row) -> str | None:
         return None
     system = SYSTEMS.get(case.engine.name)
     return None if system is None else kind(system, case.profile)
-
-
-@cache
-def shipped_errors(file: Path | None = None) -> Mapping[str, Any]:
-    """Return the document that ships, or that of a file.
-
-    Raises InputError: the file is absent or damaged; how to make it.
-    """
-    file = file or FOLDER / FILE
-    try:
-        said = json.loads(read_text(file))
-        return {key: said[key] for key in ("in_sample", "left_out", "kinds")}
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{file}: holds no errors ({error}); make them again: make fit") from error
-
-
-def checked(system: str, profile: HardwareProfile) -> Mapping[str, Any] | None:
-    """Return the left-out errors of a run's kind by phase, or None if no rows are of its kind.
-
-    Returns:
-        by phase: ``figures``, ``machines``, ``median_error``, and ``within_80``: the factor within
-        which 80 % of the predictions are.
-    """
-    if not (FOLDER / FILE).is_file():
-        return None
-    found: Mapping[str, Any] | None = shipped_errors()["kinds"].get(kind(system, profile))
-    return found
 
 
 # ------------------------------------------------------------------------------ the guard

@@ -35,6 +35,7 @@ from moebench.harness.published.predict import EIGHTY, figures, left_out, predic
 from moebench.harness.published.prediction import Phase
 from moebench.harness.published.rows import FOLDER, Row, read_rows, shipped
 from moebench.harness.published.simulate import milliseconds, names_of
+from moebench.results import published_errors
 
 #: Steps of a constant's logarithm for derivatives.
 STEP = 0.05
@@ -203,7 +204,7 @@ def main(arguments: Sequence[str]) -> None:
     _write(FILE, document)
     fitted.cache_clear()
     in_sample = predict(rows)
-    _write(errors.FILE, errors.document(rows, in_sample, left_out(rows, in_sample)))
+    _write(published_errors.FILE.name, errors.document(rows, in_sample, left_out(rows, in_sample)))
     console.table("constants", ["constant", "component", "fitted", "left out", "source"],
                   changes(document))  # fmt: skip
 

@@ -17,7 +17,7 @@ Routing that a law drew is drawn anew at both ends of the law (`substrate.traces
 changes count like those of one more number.
 
 The cost model's own error is known where other people published measurements of the same system on
-the same kind of machine: `harness.published.errors` has the factor within which 80 % of the
+the same kind of machine: `results.published_errors` has the factor within which 80 % of the
 predictions of these are, with machine and author left out.  It counts like one more number, and
 the run is called *checked*.  Elsewhere the interval does not cover that error, nor anywhere the
 errors of figures that count as exact.
@@ -35,7 +35,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from moebench.harness.published.errors import checked
 from moebench.harness.run.document import with_interval
 from moebench.harness.run.learn import calibrate, silent
 from moebench.harness.run.live import LiveSession
@@ -43,6 +42,7 @@ from moebench.harness.run.replay import ReplaySession
 from moebench.harness.stage.memory import Offer, count_memory
 from moebench.harness.stage.simulated import SimulatedKind
 from moebench.harness.stage.stage import StageRequest
+from moebench.results.published_errors import checked
 from moebench.substrate.errors import NotRecordedError
 from moebench.substrate.machines.profile import SPECIAL, HardwareProfile, ProfileBadge, load_profile
 from moebench.substrate.machines.profile_ranges import Uncertain, moved, uncertain

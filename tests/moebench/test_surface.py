@@ -81,7 +81,7 @@ OPTIONS = {
         "--systems", "--set", "--capacity", "--cache-ratio",
         "--workload", "--batch", "--prompts", "--new-tokens",
         "--calibrate-texts", "--repeats", "--data-dir", "--store", "--out", "--json",
-        "--published", "--left-out", "--html", "--add-row",
+        "--published", "--left-out", "--check", "--html", "--add-row",
     },
     "eval": {
         "--engine", "--tasks", "--system", "--variant", "--setting", "--machine", "--software",
