@@ -142,4 +142,10 @@ def show_run(
         order = " and other orders of the prompts" if interval.get("order") else ""
         order += " and the law of drawn routing" if interval.get("routing") else ""
         say(f"± over the ranges of the profile's numbers{order}, most by {', '.join(moving)}")
+    for phase, known in (interval.get("checked") or {}).items():
+        say(
+            f"checked: {known['figures']} published {phase} rates of such runs on "
+            f"{known['machines']} other machines are predicted with a median error of "
+            f"{known['median_error']:.0%}, 80 % of them within a factor of {known['within_80']:.2f}"
+        )
     say(f"run {document['run_id']}; moebench report --html out.html{in_store(store)} shows it")

@@ -1,5 +1,6 @@
 """Intervals and badges: the rules by hand, and replays against real runs on a moved profile."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +239,32 @@ def test_a_run_says_its_interval_and_computes_it_once(
     assert re.search(r" ms (± \S+|\+\S+ −\S+) \[(\w+)\]", tpot)
     assert f"[{document['badge']}]" in tpot
     assert "± over the ranges of the profile's numbers, most by " in shown.err
+
+
+def test_errors_of_published_rates_widen_an_interval(capsys) -> None:
+    """80 % within a factor of 1.5: from two thirds of a latency to one and a half."""
+    metrics = {"tpot_ms": {"mean": 30.0}, "ttft_ms": {"mean": 900.0}, "e2e_ms": None}
+    known = {"figures": 20, "machines": 5, "median_error": 0.17, "within_80": 1.5}
+    found = interval.interval(metrics, [], published={"decode": known})
+    assert found["tpot_ms"] == {"low": 20, "high": 45}
+    assert found["ttft_ms"] == {"low": 900, "high": 900}
+    assert found["checked"] == {"decode": known}
+    assert "checked" not in interval.interval(metrics, [])
+    other = interval.Changes({"tpot_ms": (-0.25, 0.25)})
+    both = interval.interval(metrics, [], order=other, published={"decode": known})["tpot_ms"]
+    assert both["high"] == pytest.approx(30 * (1 + math.hypot(0.25, 0.5)))
+
+
+def test_a_checked_run_says_how_far_published_rates_are_off(here: Path) -> None:
+    command = ("run", "--system", "llamacpp", "--model", "qwen3-30b-a3b", "--software", "ggml",
+               "--machine", "rtx-3090+ryzen-7-7700", "--routing", "drawn", "--quant", "q4_k_m",
+               "--prompts", "1", "--new-tokens", "3", "--device-memory", "12GB")  # fmt: skip
+    shown = call(*command)
+    assert shown.code == 0, shown.err
+    assert "[estimate, checked]" in shown.out
+    assert re.search(
+        r"checked: \d+ published decode rates of such runs on \d+ other machines", shown.err
+    )
 
 
 def test_sensitivity_names_the_numbers_that_move_a_run_most(here: Path) -> None:
