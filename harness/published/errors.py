@@ -25,7 +25,7 @@ FIGURES, MACHINES = 8, 2
 #: Systems of moebench by the engines that rows name.
 SYSTEMS = {"llama.cpp": "llamacpp", "ktransformers": "ktransformers"}
 
-#: Largest relative change of a score that is no change: sums of other processors.
+#: A score has moved if it changed by more than this share; sums of other processors differ by less.
 EQUAL = 1e-3
 
 #: Scores of which lower is better, and higher.
