@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 from pydantic import BaseModel, ConfigDict, Field
 
 from moebench.substrate.choices import DEFAULT_SOFTWARE, ExpertDtype, Precision
-from moebench.substrate.models.mixers import Extensible
+from moebench.substrate.extensible import Extensible
 from moebench.systems.registry import NATIVE, Variant
 
 if TYPE_CHECKING:

@@ -221,7 +221,7 @@ def draft(name: str, found: Survey) -> str:
 
 
 #: Numbers that no tool reports and that a catalogue's machine need not have.
-UNKNOWN = ("host.core_rate",)
+UNKNOWN = ("host.core_rate", "host.shared_bandwidth")
 
 
 def _names(found: Survey) -> dict[str, str]:

@@ -398,10 +398,16 @@ def least_costs(engine: Engine, batch: int) -> LeastCosts:
     common.append(Op(OpKind.HEAD, -1, rows))
     uses_host = machine.has_host_lane and engine.system.assign.uses_host
     submit = machine.control_ns(one, Lane.DEVICE)
+    host = None
     if uses_host:
-        back = Op(OpKind.RETURN, 0, (1,), (0,))
-        on_host = machine.control_ns(one, Lane.HOST) + machine.control_ns(back, Lane.D2H)
-        submit = min(submit, on_host)
+        # Experts that are handed over together share what a hand-over costs: by all of a layer.
+        together = shape.num_experts if engine.system.host_together else 1
+        at_once, experts = (1,) * together, tuple(range(together))
+        handed = [Op(OpKind.EXPERT, 0, at_once, experts, form=form) for form in forms]
+        back = Op(OpKind.RETURN, 0, (1,), experts)
+        on_host = machine.control_ns(handed[0], Lane.HOST) + machine.control_ns(back, Lane.D2H)
+        submit = min(submit, on_host // together)
+        host = min(machine.estimate_ns(op, Lane.HOST) for op in handed) / together
     # A gate's launch is left out: a layer that is routed ahead has none, but its experts are read
     # back, too.
     launches = sum(
@@ -414,7 +420,7 @@ def least_costs(engine: Engine, batch: int) -> LeastCosts:
             machine.estimate_ns(Op(OpKind.LOAD, 0, form=form), machine.load_path[-1])
             for form in forms
         ),
-        host=min(machine.estimate_ns(op, Lane.HOST) for op in each) if uses_host else None,
+        host=host,
         read=min(least_read_ns(machine, form) for form in forms),
         control=launches + layers * machine.decision_ns + (layers + 1) * machine.sync_ns,
         submit=submit,

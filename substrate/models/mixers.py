@@ -4,32 +4,10 @@ Linear attention and state-space layers, layers with other heads, an indexer tha
 tokens, and a cache that compresses several tokens into one entry.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict, Field, model_serializer
+from pydantic import BaseModel, ConfigDict, Field
 
 #: Largest allowed counts of heads, widths and tokens, and of parameters.
 MOST_WIDTH, MOST_PARAMS = 10**9, 10**13
-
-
-class Extensible(BaseModel):
-    """Base of models whose newer fields are written only where they are set.
-
-    A model that leaves them at their defaults has the same JSON, and so the same hash, as before
-    these fields existed.
-
-    Attributes:
-        NEWER: the fields that are left out at their default.
-    """
-
-    NEWER: ClassVar[frozenset[str]] = frozenset()
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        fields, written = type(self).model_fields, write(self)
-        unset = {key for key in self.NEWER if getattr(self, key) == fields[key].default}
-        return {key: value for key, value in written.items() if key not in unset}
 
 
 class LinearAttention(BaseModel):

@@ -15,10 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from moebench.substrate.choices import ExpertDtype as ExpertDtype
 from moebench.substrate.choices import Precision as Precision
 from moebench.substrate.errors import UsageError
+from moebench.substrate.extensible import Extensible
 from moebench.substrate.models.mixers import (
     MOST_PARAMS,
     CompressedCache,
-    Extensible,
     Indexer,
     LinearAttention,
     OtherHeads,

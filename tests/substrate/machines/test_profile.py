@@ -443,7 +443,7 @@ def test_a_bare_number_is_refused(good: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("section", ["gpu", "link", "host", "disk"])
 def test_a_missing_section(good: dict[str, Any], tmp_path: Path, section: str) -> None:
-    fields = [*good.pop(section), *(["core_rate"] if section == "host" else [])]
+    fields = [*good.pop(section), *(["core_rate", "shared_bandwidth"] if section == "host" else [])]
     message = complaint(good, tmp_path)
     assert message.startswith(f"{section}: missing; allowed: fields ")
     offered = message.split("allowed: fields ")[1].split(", ")
