@@ -166,7 +166,8 @@ def test_reports_and_results_import_nothing_heavy(module: str) -> None:
     The options of a run (`results.spec`) name precisions, kinds of software and systems.
     """
     substrate = (
-        "moebench.substrate.errors", "moebench.substrate.files", "moebench.substrate.text",
+        "moebench.substrate.errors", "moebench.substrate.extensible", "moebench.substrate.files",
+        "moebench.substrate.text",
     )  # fmt: skip
     of_spec = (
         "moebench.substrate.choices",
