@@ -202,14 +202,17 @@ def machine(
 
 def engine(
     slots: int = 2, shared_width: int = 0, uses_host: bool = False, dense: Sequence[int] = (),
-    on: Machine | None = None, forms: int = 1,
+    on: Machine | None = None, forms: int = 1, together: bool = False,
 ) -> Engine:  # fmt: skip
     """Two MoE layers, and dense ones if asked for; ``slots`` for records in each form."""
-    shape = SimpleNamespace(moe_layers=(1, 2), dense_layers=dense, shared_width=shared_width)
+    shape = SimpleNamespace(
+        moe_layers=(1, 2), dense_layers=dense, shared_width=shared_width, num_experts=8
+    )
+    assign = SimpleNamespace(uses_host=uses_host)
     return cast(Engine, SimpleNamespace(
         machine=on or machine(Lane.H2D, decision_ns=0),
         model=SimpleNamespace(shape=shape),
-        system=SimpleNamespace(assign=SimpleNamespace(uses_host=uses_host)),
+        system=SimpleNamespace(assign=assign, host_together=together),
         cache=SimpleNamespace(slots=slots, capacity=slots * forms, forms=forms),
     ))  # fmt: skip
 
@@ -240,6 +243,13 @@ def test_least_costs_of_the_host(lane: bool, uses: bool, host: int | None) -> No
     assert least.host == host
     # An expert there is submitted with 3, and the way back of its output with 1.
     assert least.submit == (5 if host is None else 4)
+
+
+def test_experts_that_are_handed_over_together_share_what_it_costs() -> None:
+    """All eight of a layer at once: 50 for all on this host, 3 + 1 for submission and return."""
+    on = machine(Lane.H2D)
+    least = least_costs(engine(uses_host=True, on=on, together=True), batch=1)
+    assert (least.host, least.submit) == (50 / 8, 4 // 8)
 
 
 def test_least_costs_of_experts_on_the_disk() -> None:
