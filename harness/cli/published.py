@@ -10,7 +10,7 @@ from typing import Any
 from moebench.harness import console
 from moebench.harness.published.prediction import Prediction
 from moebench.harness.published.rows import Row
-from moebench.substrate.errors import InputError
+from moebench.substrate.errors import InputError, UsageError
 
 #: Remarks that are printed; all are in the document of --json.
 REMARKS = 10
@@ -45,6 +45,8 @@ def show(
     from moebench.harness.published.score import summary
     from moebench.substrate.files import write_text
 
+    if check and path is not None:
+        raise UsageError(f"--check: accepted errors are of the rows that ship; leave out {path}")
     for option, file in (("--html", html), ("--out", out)):
         if file is not None:
             require_file(option, file, folder_exists=True)
@@ -79,11 +81,10 @@ def _check(scores: Mapping[str, Any]) -> int:
 
     found = moved(shipped_errors(), {"in_sample": scores, "left_out": scores["left_out"]})
     for one in found:
-        console.stderr().print(
-            f"{one.name}: {'worse' if one.worse else 'better'}: {one.now} instead of {one.accepted}"
-        )
+        how = "worse" if one.worse else "better"
+        console.say(f"{one.name}: {how}: {one.now} instead of {one.accepted}")
     if not found:
-        console.stderr().print("errors of published rows: as accepted")
+        console.say("errors of published rows: as accepted")
         return 0
     return 1 if any(one.worse for one in found) else 4
 

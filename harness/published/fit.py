@@ -36,6 +36,7 @@ from moebench.harness.published.prediction import Phase
 from moebench.harness.published.rows import FOLDER, Row, read_rows, shipped
 from moebench.harness.published.simulate import milliseconds, names_of
 from moebench.results import published_errors
+from moebench.substrate.files import write_text
 
 #: Steps of a constant's logarithm for derivatives.
 STEP = 0.05
@@ -194,7 +195,7 @@ def changes(document: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _write(name: str, document: Mapping[str, Any]) -> None:
-    (FOLDER / name).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    write_text(FOLDER / name, json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
 def main(arguments: Sequence[str]) -> None:

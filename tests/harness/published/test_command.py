@@ -92,6 +92,7 @@ def test_the_guard_accepts_equal_errors_and_says_which_moved(file, monkeypatch, 
     accepted.write_text(json.dumps(errors.document(rows, predicted(rows, 2), predicted(rows, 4))))
     monkeypatch.setattr(published_errors, "FILE", accepted)
     published_errors.shipped_errors.cache_clear()
+    monkeypatch.setattr(rows_module, "FOLDER", file.parent)
     for factors, code, said in (
         ((2, 4), 0, "as accepted"),
         ((2.01, 4), 1, "in_sample.median_error: worse"),
@@ -101,9 +102,10 @@ def test_the_guard_accepts_equal_errors_and_says_which_moved(file, monkeypatch, 
         inside, outside = factors
         install(monkeypatch, predict=lambda rows, x=inside: predicted(rows, x),
                 left_out=lambda rows, _, x=outside: predicted(rows, x))  # fmt: skip
-        called = call(*PUBLISHED, file, "--check")
+        called = call(*PUBLISHED, "--check")
         assert (called.code, said in called.err) == (code, True), called.err
     published_errors.shipped_errors.cache_clear()
+    assert "leave out rows.csv" in refused(*PUBLISHED, file, "--check")
 
 
 def test_text_shows_summary_groups_worst_rows_and_reasons(file, monkeypatch) -> None:
