@@ -32,12 +32,29 @@ class _Part(BaseModel):
 
 
 class Verdict(StrEnum):
-    """Verdict on a claim after its measurement."""
+    """Verdict on a claim after its measurement.
+
+    NO_EFFECT: less than a quarter of the paper's effect, in either direction.
+    CANNOT_SHOW: an accuracy claim whose positive control shows no loss either, or whose scores are
+    at a floor or a ceiling.
+    NO_VERDICT: a time of this computer, which differs between computers.
+    """
 
     REPRODUCED = "reproduced"
     DIRECTION_ONLY = "direction only"
+    NO_EFFECT = "no effect"
     NOT_REPRODUCED = "not reproduced"
+    CANNOT_SHOW = "cannot show a loss"
+    NO_VERDICT = "no verdict"
     NOT_MEASURABLE = "not measurable here"
+
+
+class Tag(StrEnum):
+    """Reason why a verdict is little evidence for its claim."""
+
+    BY_CONSTRUCTION = "by construction"
+    CANNOT_FAIL = "cannot fail here"
+    SAME_ROW = "same as another row"
 
 
 class Band(_Part):
@@ -100,12 +117,66 @@ class Counter(_Part):
 
     Attributes:
         name: what was changed.
+        unchanged: the claim's figure on the cells of ``--quick`` without the change.
+        reading: whether it is another reading of the paper, not a question of ours.
     """
 
     name: str
     measured: Measured
     verdict: Verdict
+    unchanged: float | None = None
+    reading: bool = False
     runs: tuple[str, ...] = ()
+
+
+class Point(_Part):
+    """A claim's figure where one number of the machines has another value.
+
+    Attributes:
+        at: place in the number's range on every machine: -1 is its low end, 0 the profile's
+            value, 1 its high end; geometric between them.
+        values: the number on each machine, in ``Range.unit``.
+    """
+
+    at: float
+    values: dict[str, float]
+    figure: float
+    verdict: Verdict
+
+
+class Crossing(_Part):
+    """A place in a number's range at which a claim's verdict changes.
+
+    Attributes:
+        at, values: as in `Point`.
+        below, above: verdicts on either side.
+    """
+
+    at: float
+    values: dict[str, float]
+    below: Verdict
+    above: Verdict
+
+
+class Range(_Part):
+    """A claim's figure and verdict over the range of one uncertain number of the machines.
+
+    All machines of the claim's cells are moved together, each within its own range.
+
+    Attributes:
+        field: the number's path in profiles, such as ``host.gemv_bandwidth``.
+        points: figures in ascending order of ``at``; they include both ends and the profile's
+            value.
+        crossings: where the verdict changes, found by bisection.
+        implied: where the figure equals the paper's, for each such place; as in `Crossing`,
+            ``values`` alone.
+    """
+
+    field: str
+    unit: str
+    points: tuple[Point, ...]
+    crossings: tuple[Crossing, ...] = ()
+    implied: tuple[dict[str, float], ...] = ()
 
 
 class ClaimResult(_Part):
@@ -116,9 +187,14 @@ class ClaimResult(_Part):
         place: table, figure or section of the paper.
         paper: the paper's figure; None if the paper states an order or a shape in words.
         unit: unit of all figures.
-        reproduced, direction: bands that were fixed before measuring, with their reason ``why``.
-        reason: why the claim is not measurable; empty otherwise.
+        reproduced, no_effect, direction: bands that were fixed before measuring, with their reason
+            ``why``; the first that holds decides.
+        reason: why the claim has no verdict, cannot show a loss or is not measurable; else empty.
         explanation: what explains a difference, as far as it is known.
+        headline: short name of a claim that stands on the front page; else empty.
+        cause: the cause of a headline's difference, in one sentence.
+        tag, tag_reason: why the verdict is little evidence; None if it is evidence.
+        ranges: the figure over the ranges of the uncertain numbers that matter.
         runs: ids of the runs that it was measured with.
     """
 
@@ -129,13 +205,24 @@ class ClaimResult(_Part):
     unit: str
     reproduced: Band | None
     direction: Band | None
+    no_effect: Band | None = None
     why: str
     measured: Measured | None
     verdict: Verdict
     reason: str = ""
     explanation: str = ""
+    headline: str = ""
+    cause: str = ""
+    tag: Tag | None = None
+    tag_reason: str = ""
     counters: tuple[Counter, ...] = ()
+    ranges: tuple[Range, ...] = ()
     runs: tuple[str, ...] = ()
+
+    @property
+    def depends_on(self) -> tuple[Range, ...]:
+        """The ranges within which the verdict changes."""
+        return tuple(one for one in self.ranges if one.crossings)
 
 
 class Axis(_Part):

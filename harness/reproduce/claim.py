@@ -1,8 +1,8 @@
 """Types of claims, counter-experiments and exhibits, and the rule by which a claim is reproduced.
 
-A claim's bands and their reason are fixed before it is measured.  A measurement in the first band
-reproduces the claim; one in the second has the paper's direction only.  Nothing is tuned towards a
-claim.
+A claim's bands and their reason are fixed before it is measured.  A figure in the first band
+reproduces the claim; a figure with less than a quarter of the paper's effect has none; others may
+have the paper's direction only.  Nothing is tuned towards a claim.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 from moebench.harness.reproduce.bands import NONE, Bands
 from moebench.harness.reproduce.evidence import Evidence, Experiment
-from moebench.results.claims import Exhibit, Measured, Paper, Verdict
+from moebench.results.claims import Exhibit, Measured, Paper, Tag, Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,12 +26,15 @@ class CounterExperiment:
             own ``measure``.
         always: whether it is also run where the claim is reproduced, because the paper can be read
             in both ways.
+        reading: whether it is another reading of the paper, which may be what its authors did: the
+            front page shows the best and the worst of them.
     """
 
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     measure: Callable[[Evidence], Measured] | None = None
     always: bool = False
+    reading: bool = False
 
 
 LEAN = CounterExperiment("lean software in place of Hugging Face's", {"software": "lean"})
@@ -48,7 +51,13 @@ class Claim:
         needs: the experiments that ``measure`` reads.
         counters: counter-experiments that run if the claim is not reproduced, or ``always``.
         explanation: the known reason for a difference (`paper_claims`).
+        headline: short name on the front page, and ``cause``: of its difference in one sentence
+            (`paper_claims`).
         not_measurable: why the claim cannot be measured; it then has no bands and no measure.
+        tag, tag_reason: why a verdict is little evidence, if it is.
+        control: the positive control of an accuracy claim: returns why a loss could not be seen, or
+            "" if one is seen where there must be one.
+        timed_here: whether the figure is a time of this computer, on which there is no verdict.
     """
 
     id: str
@@ -61,15 +70,36 @@ class Claim:
     needs: tuple[Experiment, ...] = ()
     counters: tuple[CounterExperiment, ...] = ()
     explanation: str = ""
+    headline: str = ""
+    cause: str = ""
     not_measurable: str = ""
+    tag: Tag | None = None
+    tag_reason: str = ""
+    control: Callable[[Evidence], str] | None = None
+    timed_here: bool = False
 
-    def judge(self, measured: Measured) -> Verdict:
-        """Return the verdict on a measurement, from its value and not from its interval."""
-        if self.bands.reproduced is not None and self.bands.reproduced.holds(measured.value):
-            return Verdict.REPRODUCED
-        if self.bands.direction is not None and self.bands.direction.holds(measured.value):
-            return Verdict.DIRECTION_ONLY
+    def judge(self, value: float) -> Verdict:
+        """Return the verdict on a figure; its interval has no part in it."""
+        if self.timed_here:
+            return Verdict.NO_VERDICT
+        bands = (
+            (self.bands.reproduced, Verdict.REPRODUCED),
+            (self.bands.no_effect, Verdict.NO_EFFECT),
+            (self.bands.direction, Verdict.DIRECTION_ONLY),
+        )
+        for band, verdict in bands:
+            if band is not None and band.holds(value):
+                return verdict
         return Verdict.NOT_REPRODUCED
+
+    def tagged(self, tag: Tag, reason: str) -> "Claim":
+        """Return this claim with a tag and its reason."""
+        return replace(self, tag=tag, tag_reason=reason)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Fields of the numbers over whose ranges the claim is measured."""
+        return tuple(dict.fromkeys(name for one in self.needs for name in one.numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +120,34 @@ class PaperClaims:
     exhibits: tuple[Show, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A claim's place on the front page: its short name, and the cause of its difference.
+
+    Attributes:
+        name: what the figure is, in a few words, for readers who have not read the paper.
+        cause: why ours differs, in one sentence; "" if it does not.
+    """
+
+    name: str
+    cause: str = ""
+
+
 def paper_claims(
     paper: Paper, title: str, claims: Iterable[Claim], exhibits: tuple[Show, ...],
-    explanations: Mapping[str, str],
+    explanations: Mapping[str, str], headlines: Mapping[str, Headline],
 ) -> PaperClaims:  # fmt: skip
     """Collect a paper's claims, and give each its explanation of a difference.
 
     Args:
         explanations: by the leading words of claim ids; the longest match applies.
+        headlines: by claim id, in the order of the front page.
     """
 
     def explained(claim: Claim) -> Claim:
         known = [k for k in explanations if f"{claim.id} ".startswith((f"{k} ", f"{k},"))]
-        return replace(claim, explanation=explanations[max(known, key=len)]) if known else claim
+        why = explanations[max(known, key=len)] if known else ""
+        shown = headlines.get(claim.id, Headline(""))
+        return replace(claim, explanation=why, headline=shown.name, cause=shown.cause)
 
     return PaperClaims(paper, title, tuple(map(explained, claims)), exhibits)

@@ -14,7 +14,10 @@ from moebench.results.claims import Measured
 from moebench.results.document import Document, dig, system_of
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
+from moebench.substrate.choices import DEFAULT_SOFTWARE
 from moebench.substrate.errors import MoeBenchError
+from moebench.substrate.machines.profile import load_profile, machine_with
+from moebench.substrate.machines.profile_ranges import number_at, uncertain
 from moebench.substrate.traces.recordings import Recording, recordings
 from moebench.workloads.catalogue import workload
 
@@ -33,12 +36,15 @@ class Experiment:
     Attributes:
         cells: the full sweep.
         quick: keys of ``common``, ``product`` or ``zip`` that replace those of the sweep with
-            ``--quick``; the value None removes a key.
+            ``--quick``, and for counter-experiments and ranges; the value None removes a key.
+        numbers: fields of the machines' profiles, the uncertain numbers that decide the times of
+            this sweep: claims are measured over their ranges.
     """
 
     name: str
     cells: Mapping[str, Any]
     quick: Mapping[str, Any] = field(default_factory=dict)
+    numbers: tuple[str, ...] = ()
 
     def plan(self, quick: bool, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sweep to run, reduced with ``--quick`` and changed by a counter-experiment.
@@ -174,8 +180,11 @@ class Evidence:
     Attributes:
         store: holds the runs of the experiments.
         data_dir: folder of evaluation sets and recorded routing, or None.
-        quick: whether experiments have fewer prompts.
+        quick: whether experiments have fewer prompts, workloads and seeds.
         changes: changed fields of a counter-experiment; empty for the claim itself.
+        numbers: places of uncertain numbers in their ranges, by field (`profile_ranges.number_at`); empty
+            for the profiles' values.
+        planned: opens the inputs of cells, once for all evidence.
     """
 
     store: Store
@@ -183,12 +192,32 @@ class Evidence:
     scratch: Path
     quick: bool
     changes: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    planned: Planned = None  # type: ignore[assignment]
+    _jobs: dict[str, list[Job]] = field(default_factory=dict)
     _read: dict[str, Runs] = field(default_factory=dict)
     _seen: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if self.planned is None:
+            object.__setattr__(self, "planned", Planned(self.data_dir))
+
     def changed(self, changes: Mapping[str, Any]) -> "Evidence":
-        """Return this evidence with the changed fields of a counter-experiment."""
-        return replace(self, changes=changes, _read={}, _seen=[])
+        """Return the cells of ``--quick`` with the changed fields of a counter-experiment."""
+        return replace(self, quick=True, changes=changes, _jobs={}, _read={}, _seen=[])
+
+    def moved(self, numbers: Mapping[str, float]) -> "Evidence":
+        """Return the cells of ``--quick`` with numbers at other places of their ranges."""
+        return replace(self, quick=True, numbers=numbers, _jobs={}, _read={}, _seen=[])
+
+    def machine(self, name: str, software: str = DEFAULT_SOFTWARE) -> str:
+        """Return a machine's name, with the numbers of this evidence in place of its own."""
+        found = {
+            number.field: number_at(number, self.numbers[number.field])
+            for number in (uncertain(load_profile(name, software)) if self.numbers else ())
+            if self.numbers.get(number.field)
+        }
+        return machine_with(name, found)
 
     def watched(self) -> "Evidence":
         """Return this evidence with an empty list of used runs."""
@@ -206,7 +235,11 @@ class Evidence:
             UsageError, InputError: the experiment cannot be expanded.
             MissingEvidenceError: a cell needs prompts of a data folder, and there is none.
         """
-        found = expand(experiment.plan(self.quick, self.changes), self.data_dir)
+        found = [
+            spec.model_copy(update={"machine": self.machine(spec.machine, spec.software)})
+            if spec.machine != "local" else spec
+            for spec in expand(experiment.plan(self.quick, self.changes), self.data_dir)
+        ]  # fmt: skip
         if self.data_dir is None:
             asked = {spec.workload for spec in found if spec.trace is None}
             for name in sorted(asked):
@@ -218,7 +251,9 @@ class Evidence:
 
     def jobs(self, experiment: Experiment) -> list[Job]:
         """Return the cells of an experiment as jobs, with their cell ids."""
-        return jobs_of(self.specs(experiment), Planned(self.data_dir))
+        if experiment.name not in self._jobs:
+            self._jobs[experiment.name] = jobs_of(self.specs(experiment), self.planned)
+        return self._jobs[experiment.name]
 
     def runs(self, *experiments: Experiment) -> Runs:
         """Return all runs of some experiments.

@@ -1,6 +1,7 @@
-"""Reproduction of papers: runs experiments, judges claims, and runs their counter-experiments.
+"""Reproduction of papers: runs experiments, judges claims, and tries them under other conditions.
 
-Every cell is a run in the store, so a reproduction that was stopped continues where it ended.
+Counter-experiments and ranges of uncertain numbers are measured on the cells of ``--quick``.  Every
+cell is a run in the store, so a reproduction that was stopped continues where it ended.
 """
 
 import time
@@ -9,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from moebench.harness.reproduce import ranges
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
 from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.run.document import commit, versions
@@ -29,7 +31,10 @@ Say = Callable[[str], None]
 Wanted = tuple[Iterable[Experiment], Evidence]
 
 #: Verdicts whose claims have an explanation and counter-experiments.
-DIFFERING = (Verdict.DIRECTION_ONLY, Verdict.NOT_REPRODUCED)
+DIFFERING = (Verdict.DIRECTION_ONLY, Verdict.NO_EFFECT, Verdict.NOT_REPRODUCED)
+
+#: Verdicts that may change with a number of a machine.
+MOVABLE = (*DIFFERING, Verdict.REPRODUCED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def reproduce(
     """Run all experiments of some papers, then measure and judge their claims.
 
     The counter-experiments of claims that were not reproduced run afterwards, in one batch, so that
-    no worker is idle.
+    no worker is idle; then, in rounds, the cells with other numbers of the machines.
     """
     began = time.monotonic()
     _run([(_needed(papers), evidence)], evidence, context)
@@ -64,9 +69,16 @@ def reproduce(
     wanted = _countering([pair for pairs in judged for pair in pairs], evidence)
     context.say(f"counter-experiments: {len(wanted)}")
     _run(wanted, evidence, context)
+    movable = [claim for pairs in judged for claim, result in pairs if _movable(result)]
+    asked = ranges.searches(movable, evidence)
+    context.say(f"ranges of numbers: {len(asked)}")
+    over = ranges.carry_out(asked, evidence, lambda wanted: _run(wanted, evidence, context))
     results = []
     for paper, pairs in zip(papers, judged, strict=True):
-        claims = [_countered(claim, result, evidence) for claim, result in pairs]
+        claims = [
+            _countered(claim, result, evidence).model_copy(update={"ranges": over.get(claim.id, ())})
+            for claim, result in pairs
+        ]
         exhibits = [made for show in paper.exhibits if (made := _made(show, evidence, context))]
         provenance = {
             "versions": versions(), "commit": commit(), "code_hash": code_hash(),
@@ -145,34 +157,56 @@ def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
     unmeasured = ClaimResult(
         id=claim.id, place=claim.place, statement=claim.statement, paper=claim.paper,
         unit=claim.unit, reproduced=claim.bands.reproduced, direction=claim.bands.direction,
-        why=claim.bands.why,
-        measured=None, verdict=Verdict.NOT_MEASURABLE, reason=claim.not_measurable,
+        no_effect=claim.bands.no_effect, why=claim.bands.why, measured=None,
+        verdict=Verdict.NOT_MEASURABLE, reason=claim.not_measurable, headline=claim.headline,
+        cause=claim.cause,
     )  # fmt: skip
     if claim.measure is None:
         return unmeasured
     seen = evidence.watched()
     try:
         measured = claim.measure(seen)
+        blind = claim.control(seen) if claim.control else ""
     except IntegrityError:
         raise
     except MoeBenchError as error:
         return unmeasured.model_copy(update={"reason": str(error)})
-    verdict = claim.judge(measured)
-    explanation = "" if verdict is Verdict.REPRODUCED else claim.explanation
+    verdict = Verdict.CANNOT_SHOW if blind else claim.judge(measured.value)
+    told = claim.explanation if verdict in DIFFERING else ""
+    tag = claim.tag if verdict in MOVABLE else None
     return unmeasured.model_copy(
         update={
-            "measured": measured, "verdict": verdict, "explanation": explanation, "runs": seen.used
+            "measured": measured, "verdict": verdict, "explanation": told, "runs": seen.used,
+            "reason": blind or (TIMED_HERE if claim.timed_here else ""), "tag": tag,
+            "tag_reason": claim.tag_reason if tag else "",
         }
     )  # fmt: skip
 
 
+#: Reason of `Verdict.NO_VERDICT`.
+TIMED_HERE = "a time of this computer: it differs between computers, and no two runs agree"
+
+
+def _movable(result: ClaimResult) -> bool:
+    """Return whether a claim's verdict may depend on the numbers of machines."""
+    return (
+        result.measured is not None
+        and result.verdict in MOVABLE
+        and result.measured.badge != "counted"
+    )
+
+
 def _countering(judged: Iterable[tuple[Claim, ClaimResult]], evidence: Evidence) -> list[Wanted]:
-    """Return the distinct counter-experiments that are to be run."""
-    wanted: dict[CounterExperiment, list[Experiment]] = {}
+    """Return the distinct counter-experiments to run, and their cells without the change."""
+    wanted: dict[CounterExperiment | None, list[Experiment]] = {}
     for claim, result in judged:
         for counter in _counters(claim, result):
             wanted.setdefault(counter, []).extend(claim.needs)
-    return [(needs, evidence.changed(counter.changes)) for counter, needs in wanted.items()]
+            wanted.setdefault(None, []).extend(claim.needs)
+    return [
+        (needs, evidence.changed(counter.changes if counter else {}))
+        for counter, needs in wanted.items()
+    ]
 
 
 def _counters(claim: Claim, result: ClaimResult) -> list[CounterExperiment]:
@@ -185,13 +219,16 @@ def _counters(claim: Claim, result: ClaimResult) -> list[CounterExperiment]:
 def _countered(claim: Claim, result: ClaimResult, evidence: Evidence) -> ClaimResult:
     """Add the measured counter-experiments to the result of a claim."""
     found = []
-    for counter in _counters(claim, result):
+    counters = _counters(claim, result)
+    before = _measured(claim, evidence.changed({})).measured if counters else None
+    for counter in counters:
         read = replace(claim, measure=counter.measure or claim.measure)
         again = _measured(read, evidence.changed(counter.changes))
         if again.measured is not None:
             found.append(
                 Counter(
                     name=counter.name, measured=again.measured, verdict=again.verdict,
+                    unchanged=before.value if before else None, reading=counter.reading,
                     runs=again.runs,
                 )
             )  # fmt: skip

@@ -8,9 +8,11 @@ its own machine's: ``software: {lean: {launch: ...}}``.
 """
 
 import datetime
+import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -314,6 +316,9 @@ def load_software(kind: str) -> Software:
 def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> HardwareProfile:
     """Load a machine of the catalogue by name, of parts, or of a ``.yaml`` or ``.yml`` file.
 
+    Numbers may follow the name that replace those of the profile, for a question such as "what if
+    the host were slower": ``a6000+host.gemv_bandwidth=26``, in the profile's own unit.
+
     Args:
         name_or_path: a name of the catalogue, a list of parts (`compose`), or a path.
         software: the kind of software that runs there.
@@ -324,6 +329,9 @@ def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> Hardwar
             exist or do not fit.
         ProfileError: the file cannot be read, is not YAML, or misses or misstates a number.
     """
+    name_or_path, numbers = split_numbers(name_or_path)
+    if numbers:
+        return with_numbers(load_profile(name_or_path, software), numbers)
     if is_file(name_or_path):
         return _profile(_text(Path(name_or_path)), name_or_path, software)
     known = profile_names()
@@ -380,14 +388,80 @@ def _of_parts(text: str, software: str) -> HardwareProfile:
     return HardwareProfile.from_mapping(composed(text), f"machine {text}", software)
 
 
+#: A number that follows a machine's name: its field, and its value in the profile's unit.
+_NUMBER = re.compile(r"\+([a-z]\w*\.\w+)=([^+=]*)(?=\+|$)")
+
+
+def split_numbers(machine: str) -> tuple[str, dict[str, float]]:
+    """Split a machine's name from the numbers that replace those of its profile, by field.
+
+    Raises UsageError: the value of a field is not a number.
+    """
+    first = _NUMBER.search(machine)
+    if first is None:
+        return machine, {}
+    numbers = {}
+    for field, value in _NUMBER.findall(machine[first.start() :]):
+        try:
+            numbers[field] = float(value)
+        except ValueError as error:
+            raise UsageError(f"machine {machine}: {field}={value}: allowed: a number") from error
+    return machine[: first.start()], numbers
+
+
+def machine_with(machine: str, numbers: Mapping[str, float]) -> str:
+    """Return a machine's name followed by numbers that replace those of its profile."""
+    return machine + "".join(f"+{field}={value!r}" for field, value in sorted(numbers.items()))
+
+
+def with_numbers(profile: "HardwareProfile", numbers: Mapping[str, float]) -> "HardwareProfile":
+    """Return a profile with other values of some of its numbers, each in its own unit.
+
+    Raises UsageError: a field that is no number of the profile, or a value that it cannot have.
+    """
+    known = dict(profile.quantities())
+    for field, value in numbers.items():
+        if field not in known:
+            allowed = ", ".join(difflib.get_close_matches(field, known, 3) or sorted(known))
+            raise UsageError(f"machine {profile.name}: no number {field}; allowed: {allowed}")
+        old = known[field]
+        said = {"value": value, "unit": old.unit, "badge": "estimate",
+                "source": "given with the machine's name"}
+        try:
+            number = type(old).model_validate(said)
+        except ValidationError as error:
+            raise UsageError(
+                f"machine {profile.name}: {field}={value:g} {old.unit}: allowed: "
+                f"{type(old).limits(old.unit)}"
+            ) from error
+        profile = with_number(profile, field, number)
+    stated = {field.removeprefix("software.") for field in numbers}
+    profile._not_stated = tuple(name for name in profile._not_stated if name not in stated)
+    return profile
+
+
+def with_number(profile: "HardwareProfile", field: str, number: Quantity) -> "HardwareProfile":
+    """Return a copy of a profile with another number in a field, unchecked."""
+
+    def replaced(part: Any, path: Sequence[str]) -> Any:
+        if not path:
+            return number
+        name, *rest = path
+        return part.model_copy(update={name: replaced(getattr(part, name), rest)})
+
+    changed: HardwareProfile = replaced(profile, field.split("."))
+    return changed
+
+
 def machine_name(machine: str) -> str:
     """Return the one spelling of a machine's name; only lists of parts have several.
 
     Raises UsageError: parts that do not exist or do not fit.
     """
-    if is_file(machine) or machine in (*profile_names(), "local") or not is_composed(machine):
-        return machine
-    return canonical(machine)
+    base, numbers = split_numbers(machine)
+    if not (is_file(base) or base in (*profile_names(), "local") or not is_composed(base)):
+        base = canonical(base)
+    return machine_with(base, numbers)
 
 
 def _read_yaml(path: Path) -> object:

@@ -1,10 +1,8 @@
 """Uncertain numbers of a hardware profile, and copies of the profile with one number changed."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.machines.profile import HardwareProfile, with_number
 from moebench.substrate.machines.quantity import Memory, Power, PowerShare, Quantity
 
 #: An estimate whose source names no range is assumed to be wrong by up to this share.
@@ -57,12 +55,19 @@ def _assumed(number: Quantity) -> tuple[float, float]:
 
 def moved(profile: HardwareProfile, field: str, value: float) -> HardwareProfile:
     """Return a copy of the profile with another value of one number, unchecked."""
-    changed: HardwareProfile = _replaced(profile, field.split("."), value)
-    return changed
+    old = dict(profile.quantities())[field]
+    return with_number(profile, field, old.model_copy(update={"value": value}))
 
 
-def _replaced(part: Any, path: Sequence[str], value: float) -> Any:
-    if not path:
-        return part.model_copy(update={"value": value})
-    name, *rest = path
-    return part.model_copy(update={name: _replaced(getattr(part, name), rest, value)})
+def number_at(number: Uncertain, place: float) -> float:
+    """Return the value at a place of a number's range: -1 its low end, 0 its own value, 1 its high.
+
+    Between them values are geometric, rounded to four digits; a low end of 0 is approached by line.
+    """
+    value, end = number.number.value, number.low if place < 0 else number.high
+    share = abs(place)
+    if value > 0 and end > 0:
+        found = value * (end / value) ** share
+    else:
+        found = value + share * (end - value)
+    return float(round(found)) if number.number.WHOLE else float(f"{found:.4g}")

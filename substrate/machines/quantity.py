@@ -50,18 +50,21 @@ class Quantity(Inert):
     @classmethod
     def allowed(cls) -> str:
         """Return the allowed mapping of such a number as one line, for error messages."""
-        number = "whole number" if cls.WHOLE else "number"
-        unit, size = next(iter(cls.UNITS.items()))
-        limits = f"{'>=' if cls.ZERO_ALLOWED else '>'} 0 and <= {cls.MOST / size:g}"
-        if cls.LEAST:
-            limits += f", at least {cls.LEAST / size:g}"
-        limits += f" {unit}" if size != 1 else ""
         units = " or ".join(f'"{unit}"' for unit in cls.UNITS)
         badges = " or ".join(get_args(Badge))
         return (
-            f"{{value: {number} {limits}, unit: {units}, source: text, badge: {badges}}}, "
-            "and range: [lowest, highest] where one is known"
+            f"{{value: {cls.limits(next(iter(cls.UNITS)))}, unit: {units}, source: text, "
+            f"badge: {badges}}}, and range: [lowest, highest] where one is known"
         )
+
+    @classmethod
+    def limits(cls, unit: str) -> str:
+        """Return the allowed values in a unit as text, for error messages."""
+        number, size = "whole number" if cls.WHOLE else "number", cls.UNITS[unit]
+        limits = f"{number} {'>=' if cls.ZERO_ALLOWED else '>'} 0 and <= {cls.MOST / size:g}"
+        if cls.LEAST:
+            limits += f", at least {cls.LEAST / size:g}"
+        return f"{limits} {unit}" if size != 1 else limits
 
     @model_validator(mode="after")
     def _possible(self) -> "Quantity":

@@ -3,6 +3,8 @@
 The numbers behind them are in counter-experiments, which are measured together with the claims.
 """
 
+from moebench.harness.reproduce.claim import Headline
+
 _TEXTS = (
     "Prompts of GSM8K and MATH have about 70 tokens here, those of C4 256: shares of a short text "
     "are uneven by chance, which lowers a cosine. A recorded text of the real model is within the "
@@ -47,3 +49,6 @@ EXPLANATIONS = {
         "each is one text or two of a kind. Mixtral was recorded on neither set."
     ),
 }
+
+#: Claims of the front page, with the cause of a difference in one sentence.
+HEADLINES: dict[str, Headline] = {}

@@ -3,6 +3,8 @@
 The numbers behind them are in counter-experiments, which are measured together with the claims.
 """
 
+from moebench.harness.reproduce.claim import Headline
+
 _ACC = (
     "Our ACC copies from pageable memory and lets nothing run beside a copy, as Accelerate does; "
     "the paper rebuilt it in its own engine, and does not say with which copies. Its figure lies "
@@ -67,3 +69,6 @@ EXPLANATIONS = {
     "U-6 time": _TIME,
     "U-7": _PEAK,
 }
+
+#: Claims of the front page, with the cause of a difference in one sentence.
+HEADLINES: dict[str, Headline] = {}

@@ -3,6 +3,8 @@
 Numbers are from cells of the ``--quick`` run, or from cells of the full run where stated.
 """
 
+from moebench.harness.reproduce.claim import Headline
+
 _DATA = (
     "How much the network learnt from matters. With --quick it is shown 32 texts of OLMoE and 8 of "
     "Qwen3; the paper's has 512 of up to 512 tokens. Shown 512 drawn texts (43,421 tokens; cells of"
@@ -63,3 +65,6 @@ EXPLANATIONS = {
         "the experts that it swaps in, from a disk."
     ),
 }
+
+#: Claims of the front page, with the cause of a difference in one sentence.
+HEADLINES: dict[str, Headline] = {}

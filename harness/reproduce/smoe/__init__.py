@@ -6,8 +6,8 @@ link and host), `analysis` S-11 to S-15 (α, gates, times of one expert).
 
 from moebench.harness.reproduce.claim import paper_claims
 from moebench.harness.reproduce.smoe import against_others, analysis, exhibits, own_parts
-from moebench.harness.reproduce.smoe.explained import EXPLANATIONS
+from moebench.harness.reproduce.smoe.explained import EXPLANATIONS, HEADLINES
 
 CLAIMS = (*against_others.CLAIMS, *own_parts.CLAIMS, *analysis.CLAIMS)
 
-PAPER = paper_claims("smoe", "SMoE", CLAIMS, exhibits.EXHIBITS, EXPLANATIONS)
+PAPER = paper_claims("smoe", "SMoE", CLAIMS, exhibits.EXHIBITS, EXPLANATIONS, HEADLINES)

@@ -3,6 +3,8 @@
 The numbers behind them are in counter-experiments, which are measured together with the claims.
 """
 
+from moebench.harness.reproduce.claim import Headline
+
 _BASE = (
     "A static placement hits no more often than its share of the experts; any cache that "
     "follows the text gains more. Three other bases were tried afterwards (first in, first "
@@ -89,3 +91,6 @@ EXPLANATIONS = {
         "time stable at low batch sizes, the first one linear in tokens: both are parts of it."
     ),
 }
+
+#: Claims of the front page, with the cause of a difference in one sentence.
+HEADLINES: dict[str, Headline] = {}
