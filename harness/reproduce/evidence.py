@@ -182,9 +182,8 @@ class Evidence:
         data_dir: folder of evaluation sets and recorded routing, or None.
         quick: whether experiments have fewer prompts, workloads and seeds.
         changes: changed fields of a counter-experiment; empty for the claim itself.
-        numbers: places of uncertain numbers in their ranges, by field (`profile_ranges.number_at`); empty
-            for the profiles' values.
-        planned: opens the inputs of cells, once for all evidence.
+        numbers: places of uncertain numbers in their ranges, by field, as in
+            `profile_ranges.number_at`; empty for the profiles' values.
     """
 
     store: Store
@@ -193,14 +192,17 @@ class Evidence:
     quick: bool
     changes: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
-    planned: Planned = None  # type: ignore[assignment]
+    _planned: list[Planned] = field(default_factory=list)
     _jobs: dict[str, list[Job]] = field(default_factory=dict)
     _read: dict[str, Runs] = field(default_factory=dict)
     _seen: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        if self.planned is None:
-            object.__setattr__(self, "planned", Planned(self.data_dir))
+    @property
+    def planned(self) -> Planned:
+        """What opens the inputs of cells; evidence that is changed or moved shares it."""
+        if not self._planned:
+            self._planned.append(Planned(self.data_dir))
+        return self._planned[0]
 
     def changed(self, changes: Mapping[str, Any]) -> "Evidence":
         """Return the cells of ``--quick`` with the changed fields of a counter-experiment."""

@@ -6,8 +6,9 @@ The cells are those of ``--quick``.  Where the verdict changes between two place
 halved until it is at most `FINEST`; the crossing is then interpolated.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from moebench.harness.reproduce.claim import Claim
@@ -40,7 +41,7 @@ class Search:
     claim: Claim
     field: str
     numbers: Mapping[str, Uncertain]
-    figures: dict[float, float] = field(default_factory=dict)
+    figures: dict[float, float] = dataclasses.field(default_factory=dict)
     failed: bool = False
 
     @property
@@ -83,7 +84,11 @@ class Search:
         """Yield the changes of the verdict between two places, where the figure passes an edge."""
         first, last = self.figures[a], self.figures[b]
         low, high = sorted((first, last))
-        bands = (self.claim.bands.reproduced, self.claim.bands.no_effect, self.claim.bands.direction)
+        bands = (
+            self.claim.bands.reproduced,
+            self.claim.bands.no_effect,
+            self.claim.bands.direction,
+        )
         edges = {edge for band in bands if band for edge in (band.low, band.high)}
         passed = sorted((e for e in edges if e is not None and low <= e <= high),
                         reverse=first > last)  # fmt: skip
@@ -123,14 +128,14 @@ def searches(claims: Iterable[Claim], evidence: Evidence) -> list[Search]:
 
 def _numbers(claim: Claim, name: str, evidence: Evidence) -> dict[str, Uncertain]:
     """Return an uncertain number on each machine of a claim's cells."""
-    found = {}
-    for experiment in claim.needs:
-        for job in evidence.jobs(experiment):
-            spec = job.spec
-            if spec.machine not in found and spec.machine != "local":
-                profile = load_profile(spec.machine, spec.software)
-                found |= {spec.machine: n for n in uncertain(profile) if n.field == name}
-    return found
+    specs = [job.spec for experiment in claim.needs for job in evidence.jobs(experiment)]
+    places = {spec.machine: spec.software for spec in specs if spec.machine != "local"}
+    return {
+        machine: number
+        for machine, software in places.items()
+        for number in uncertain(load_profile(machine, software))
+        if number.field == name
+    }
 
 
 def carry_out(

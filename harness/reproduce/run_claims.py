@@ -67,7 +67,7 @@ def reproduce(
         context.say(f"{paper.paper}: {len(paper.claims)} claims")
         judged.append([(claim, _measured(claim, evidence)) for claim in paper.claims])
     wanted = _countering([pair for pairs in judged for pair in pairs], evidence)
-    context.say(f"counter-experiments: {len(wanted)}")
+    context.say(f"counter-experiments: {sum(1 for _, changed in wanted if changed.changes)}")
     _run(wanted, evidence, context)
     movable = [claim for pairs in judged for claim, result in pairs if _movable(result)]
     asked = ranges.searches(movable, evidence)
@@ -76,7 +76,9 @@ def reproduce(
     results = []
     for paper, pairs in zip(papers, judged, strict=True):
         claims = [
-            _countered(claim, result, evidence).model_copy(update={"ranges": over.get(claim.id, ())})
+            _countered(claim, result, evidence).model_copy(
+                update={"ranges": over.get(claim.id, ())}
+            )
             for claim, result in pairs
         ]
         exhibits = [made for show in paper.exhibits if (made := _made(show, evidence, context))]

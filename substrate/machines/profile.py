@@ -411,7 +411,7 @@ def split_numbers(machine: str) -> tuple[str, dict[str, float]]:
 
 def machine_with(machine: str, numbers: Mapping[str, float]) -> str:
     """Return a machine's name followed by numbers that replace those of its profile."""
-    return machine + "".join(f"+{field}={value!r}" for field, value in sorted(numbers.items()))
+    return machine + "".join(f"+{field}={value:.12g}" for field, value in sorted(numbers.items()))
 
 
 def with_numbers(profile: "HardwareProfile", numbers: Mapping[str, float]) -> "HardwareProfile":
@@ -425,8 +425,12 @@ def with_numbers(profile: "HardwareProfile", numbers: Mapping[str, float]) -> "H
             allowed = ", ".join(difflib.get_close_matches(field, known, 3) or sorted(known))
             raise UsageError(f"machine {profile.name}: no number {field}; allowed: {allowed}")
         old = known[field]
-        said = {"value": value, "unit": old.unit, "badge": "estimate",
-                "source": "given with the machine's name"}
+        said = {
+            "value": value,
+            "unit": old.unit,
+            "badge": "estimate",
+            "source": "given with the machine's name",
+        }
         try:
             number = type(old).model_validate(said)
         except ValidationError as error:

@@ -1,6 +1,7 @@
 """Bands and verdicts of claims, and experiments as sweeps."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from moebench.harness.reproduce.bands import (
     Bands,
     at_least,
     at_most,
+    change,
     every,
     half,
     half_to_twice,
@@ -19,7 +21,7 @@ from moebench.harness.reproduce.bands import (
     sign,
     within,
 )
-from moebench.harness.reproduce.claim import Claim, paper_claims
+from moebench.harness.reproduce.claim import Claim, Headline, paper_claims
 from moebench.harness.reproduce.evidence import Experiment
 from moebench.harness.sweep.plan import expand
 from moebench.results.claims import Band, Measured, Verdict
@@ -32,10 +34,6 @@ def claim(reproduced: Band | None, direction: Band | None = None) -> Claim:
         "S-1", "Fig. 11", "TPOT against the best baseline", -24, "%",
         Bands(reproduced, direction, "ten points around"),
     )  # fmt: skip
-
-
-def measured(value: float) -> Measured:
-    return Measured.of([value], "estimate")
 
 
 # ----------------------------------------------------------------------------- bands
@@ -75,27 +73,26 @@ def test_a_band_in_words() -> None:
 )  # fmt: skip
 def test_the_first_band_that_holds_decides(value: float, verdict: Verdict) -> None:
     one = claim(Band(low=-34, high=-14), Band(high=0))
-    assert one.judge(measured(value)) is verdict
+    assert one.judge(value) is verdict
 
 
 def test_claim_with_one_band_has_no_intermediate_verdict() -> None:
     one = claim(Band(low=-34, high=-14))
-    assert one.judge(measured(-13.9)) is Verdict.NOT_REPRODUCED
+    assert one.judge(-13.9) is Verdict.NOT_REPRODUCED
 
 
 def test_the_value_decides_and_not_its_interval() -> None:
     wide = Measured.of([-60, 12], "estimate")
     assert wide.low is not None
     assert wide.low < -34
-    assert claim(Band(low=-34, high=-14), Band(high=0)).judge(wide) is Verdict.REPRODUCED
+    assert claim(Band(low=-34, high=-14), Band(high=0)).judge(wide.value) is Verdict.REPRODUCED
 
 
 @given(finite, finite, finite)
 def test_what_is_in_the_first_band_is_reproduced(value: float, low: float, high: float) -> None:
     one = claim(Band(low=low, high=high), Band())
-    value = measured(value).value
     wanted = Verdict.REPRODUCED if low <= value <= high else Verdict.DIRECTION_ONLY
-    assert one.judge(measured(value)) is wanted
+    assert one.judge(value) is wanted
 
 
 # ----------------------------------------------------------------------------- named bands
@@ -107,15 +104,20 @@ def test_what_is_in_the_first_band_is_reproduced(value: float, low: float, high:
         (at_least(5, 1, "x"), (5, None), (1, None)),
         (at_most(5, 9, "x"), (None, 5), (None, 9)),
         (every("x"), (1, None), (0.5, None)),
-        (sign(2, "x"), (2, None), (0, None)),
-        (sign(-2, "x"), (None, -2), (None, 0)),
+        (sign(2, "x"), (2, None), (0.5, None)),
+        (sign(-2, "x"), (None, -2), (None, -0.5)),
+        (sign(0.2, "x", 1), (1.2, None), (1.05, None)),
         (near(70, 10, Band(low=50), "x"), (60, 80), (50, None)),
         (within(300, 0.2, "x"), (240, 360), (150, 600)),
         (quarter(8), (6, 10), (4, 16)),
-        (half(40, "%", "x"), (20, 60), (0, None)),
-        (half(3, "×", "x"), (2, 4), (1, None)),
-        (half_to_twice(12, "x"), (6, 24), (0, None)),
-        (half_to_twice(-3, "x"), (-6, -1.5), (None, 0)),
+        (half(40, "%", "x"), (20, 60), (10, None)),
+        (half(-40, "%", "x"), (-60, -20), (None, -10)),
+        (half(3, "×", "x"), (2, 4), (1.5, None)),
+        (half_to_twice(12, "x"), (6, 24), (3, None)),
+        (half_to_twice(-3, "x"), (-6, -1.5), (None, -0.75)),
+        (change(-24, 10, "x"), (-34, -14), (None, -6)),
+        (change(-8, 7, "x"), (-15, -2), (None, -2)),
+        (change(1.8, 1, "x", 1), (1.2, 2.8), (1.2, None)),
     ],
 )
 def test_named_bands_by_hand(
@@ -128,11 +130,58 @@ def test_named_bands_by_hand(
     assert bands.why
 
 
+EFFECTS = st.floats(0.1, 1e3) | st.floats(-1e3, -0.1)
+
+
+@given(EFFECTS, st.floats(-0.249, 0.249), st.sampled_from([0.0, 1.0]))
+def test_less_than_a_quarter_of_the_papers_effect_is_no_effect_either_way(
+    size: float, share: float, none: float
+) -> None:
+    one = replace(claim(None), bands=Bands(Band(low=1e9), None, "x").effect(size, none))
+    assert one.judge(none + share * size) is Verdict.NO_EFFECT
+
+
+@given(EFFECTS, st.floats(0.251, 1e3), st.sampled_from([0.0, 1.0]))
+def test_a_larger_effect_has_the_direction_or_the_opposite_one(
+    size: float, share: float, none: float
+) -> None:
+    one = replace(claim(None), bands=Bands(Band(low=1e9), None, "x").effect(size, none))
+    assert one.judge(none + share * size) is Verdict.DIRECTION_ONLY
+    assert one.judge(none - share * size) is Verdict.NOT_REPRODUCED
+
+
+@given(EFFECTS, st.floats(0, 2e3), st.sampled_from([0.0, 1.0]))
+def test_bands_of_a_change_end_where_no_effect_begins(
+    size: float, points: float, none: float
+) -> None:
+    bands = change(none + size, points, "x", none)
+    assert bands.reproduced is not None
+    assert bands.no_effect is not None
+    ends = (bands.reproduced.low, bands.reproduced.high)
+    assert none not in (*ends, bands.no_effect.low, bands.no_effect.high)
+    assert not bands.reproduced.holds(none)
+    assert bands.reproduced.holds(none + size)
+
+
+def test_a_time_of_this_computer_has_no_verdict() -> None:
+    one = claim(Band(low=-34, high=-14))
+    assert replace(one, timed_here=True).judge(-24) is Verdict.NO_VERDICT
+    assert one.judge(-24) is Verdict.REPRODUCED
+
+
+def test_headlines_are_of_the_claims_that_they_name() -> None:
+    claims = [Claim(id, "Fig. 1", "a statement", None, "%") for id in ("S-1", "S-2")]
+    named = {"S-2": Headline("TPOT", "the host is faster")}
+    first, second = paper_claims("smoe", "SMoE", claims, (), {}, named).claims
+    assert (first.headline, first.cause) == ("", "")
+    assert (second.headline, second.cause) == ("TPOT", "the host is faster")
+
+
 def test_an_explanation_is_that_of_the_longest_beginning_in_whole_words() -> None:
     ids = ["S-1", "S-1 b1", "S-1 b1 x", "S-1, b2", "S-11", "S-2"]
     claims = [Claim(id, "Fig. 1", "a statement", None, "%") for id in ids]
     known = {"S-1": "one", "S-1 b1": "longer"}
-    found = paper_claims("smoe", "SMoE", claims, (), known).claims
+    found = paper_claims("smoe", "SMoE", claims, (), known, {}).claims
     assert [one.explanation for one in found] == ["one", "longer", "longer", "one", "", ""]
 
 

@@ -14,7 +14,7 @@ from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.reproduce.run_claims import ExecutionContext, cells_of, reproduce
 from moebench.harness.sweep.pool import Outcome, Workers
 from moebench.harness.sweep.worker import Failed, Finished, Job
-from moebench.results.claims import Axis, Band, ClaimResult, Exhibit, Measured, Verdict
+from moebench.results.claims import Axis, Band, ClaimResult, Exhibit, Measured, Tag, Verdict
 from moebench.results.store import Store
 from moebench.substrate.errors import IntegrityError
 
@@ -87,7 +87,7 @@ class Bench:
         return self.paper(PaperClaims("smoe", "SMoE", claims, exhibits), quick).claims
 
     def paper(self, paper: PaperClaims, quick: bool = False) -> Any:
-        evidence = replace(self.evidence, quick=quick, _read={}, _seen=[])
+        evidence = replace(self.evidence, quick=quick, _jobs={}, _read={}, _seen=[])
         made = Made(self.fails, self.sent)
         shop = ExecutionContext(lambda local: made, self.board, self.said.append, self.retry)
         (result,) = reproduce([paper], evidence, shop)
@@ -290,9 +290,10 @@ def test_a_claim_that_differs_is_measured_again_under_other_conditions(
     assert found.measured.value == 79
     (counter,) = found.counters
     assert (counter.name, counter.verdict) == ("lean software", Verdict.REPRODUCED)
-    assert counter.measured.value == 39
+    # Three seeds of the claim, and one of --quick under other conditions.
+    assert (counter.unchanged, counter.measured.value) == (80, 40)
     asked = bench.asked()
-    assert [software for *_, software in asked] == ["hf-eager"] * 3 + ["lean"] * 3
+    assert [software for *_, software in asked] == ["hf-eager"] * 3 + ["lean"]
     assert not set(counter.runs) & set(found.runs)
 
 
@@ -300,7 +301,7 @@ def test_claims_share_a_counter_experiment(bench: Bench) -> None:
     differing: Any = {"bands": NEVER, "counters": (LEAN,)}
     both = bench.claims(claim("A", ratio, PAIR, **differing), claim("B", mean, ONE, **differing))
     assert [len(one.counters) for one in both] == [1, 1]
-    assert len(bench.asked()) == 10  # five cells, each under two conditions
+    assert len(bench.asked()) == 5 + 4  # five cells, and those of --quick under other conditions
     assert "counter-experiments: 1" in bench.said
 
 
@@ -309,6 +310,36 @@ def test_a_counter_experiment_that_fails_leaves_its_claim(bench: Bench) -> None:
     (found,) = bench.claims(claim("B", mean, ONE, bands=NEVER, counters=(LEAN,)))
     assert found.verdict is Verdict.DIRECTION_ONLY
     assert found.counters == ()
+
+
+# ----------------------------------------------------------------------------- little evidence
+
+
+def test_a_tag_stands_with_a_verdict_and_not_without(bench: Bench) -> None:
+    bench.fails = lambda job: job.spec.seed == 2
+    tagged = claim("A", ratio, PAIR).tagged(Tag.CANNOT_FAIL, "both are at the ceiling")
+    unmeasured = claim("B", mean, ONE).tagged(Tag.CANNOT_FAIL, "both are at the ceiling")
+    first, second = bench.claims(tagged, unmeasured)
+    assert (first.tag, first.tag_reason) == (Tag.CANNOT_FAIL, "both are at the ceiling")
+    assert (second.verdict, second.tag, second.tag_reason) == (Verdict.NOT_MEASURABLE, None, "")
+
+
+@pytest.mark.parametrize(
+    ("blind", "verdict"), [("", Verdict.REPRODUCED), ("all score 100 %", Verdict.CANNOT_SHOW)]
+)
+def test_a_control_that_shows_no_loss_takes_the_verdict(
+    bench: Bench, blind: str, verdict: Verdict
+) -> None:
+    (found,) = bench.claims(claim("A", ratio, PAIR, control=lambda evidence: blind))
+    assert (found.verdict, found.reason) == (verdict, blind)
+    assert found.measured is not None
+
+
+def test_a_time_of_this_computer_is_shown_without_a_verdict(bench: Bench) -> None:
+    (found,) = bench.claims(claim("A", ratio, PAIR, timed_here=True, counters=(LEAN,)))
+    assert (found.verdict, found.counters) == (Verdict.NO_VERDICT, ())
+    assert found.measured is not None
+    assert "computer" in found.reason
 
 
 # ----------------------------------------------------------------------------- exhibits

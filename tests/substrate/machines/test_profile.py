@@ -29,6 +29,7 @@ from moebench.substrate.machines.profile import (
     Time,
     load_profile,
     load_software,
+    machine_name,
     profile_names,
     software_names,
 )
@@ -540,3 +541,45 @@ def test_a_profile_counts_its_estimates() -> None:
     assert profile.estimates == text.count("badge: estimate")
     assert profile.numbers == text.count("badge: ")
     assert 0 < profile.estimates < profile.numbers
+
+
+# ------------------------------------------------------------------------- other numbers
+
+
+def test_a_name_may_be_followed_by_other_numbers() -> None:
+    own, changed = load_profile("a6000"), load_profile("a6000+host.gemv_bandwidth=26.5")
+    assert changed.host.gemv_bandwidth.value == 26.5
+    assert changed.host.gemv_bandwidth.badge == "estimate"
+    assert changed.host.gemv_bandwidth.unit == own.host.gemv_bandwidth.unit
+    assert changed.link == own.link
+    assert changed.content_hash() != own.content_hash()
+
+
+def test_two_numbers_and_one_of_the_software() -> None:
+    name = "a6000+host.gemv_bandwidth=26.5+software.launch=7"
+    changed = load_profile(name, "lean")
+    assert changed.software.launch.value == 7
+    assert changed.host.gemv_bandwidth.value == 26.5
+    assert machine_name(name) == name
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_number_that_a_profile_does_not_state_changes_its_hash(name: str) -> None:
+    known = dict(load_profile("a6000").quantities())[f"software.{name}"]
+    changed = load_profile(f"a6000+software.{name}={known.value * 0.5}")
+    assert changed.content_hash() != load_profile("a6000").content_hash()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a6000+host.gemv=3", "no number host.gemv; allowed: "),
+        ("a6000+host.gemv_bandwidth=-1", "allowed: number > 0"),
+        ("a6000+host.gemv_bandwidth=fast", "host.gemv_bandwidth=fast: allowed: a number"),
+        ("a6000+software.launch=1e99", "allowed: "),
+    ],
+)
+def test_other_numbers_are_refused_in_one_line(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as error:
+        load_profile(name)
+    assert "\n" not in str(error.value)

@@ -1,7 +1,7 @@
 """Uncertain numbers of a profile: which they are, from where to where, and the profile moved."""
 
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
-from moebench.substrate.machines.profile_ranges import moved, uncertain
+from moebench.substrate.machines.profile_ranges import Uncertain, moved, number_at, uncertain
 from moebench.substrate.machines.quantity import Bandwidth, Count, Efficiency, Power, Quantity
 
 PROFILE = load_profile("a6000")
@@ -56,3 +56,15 @@ def test_one_number_is_moved_and_nothing_else() -> None:
     before, after = dict(PROFILE.quantities()), dict(slower.quantities())
     assert [field for field in before if before[field] != after[field]] == ["link.pinned_h2d"]
     assert PROFILE.link.pinned_h2d.value != 1.5
+
+
+def test_places_of_a_range_are_geometric_on_either_side() -> None:
+    one = Uncertain("link.pinned_h2d", number(Bandwidth, 20.0, "estimate"), 5.0, 80.0)
+    assert [number_at(one, at) for at in (-1, -0.5, 0, 0.5, 1)] == [5, 10, 20, 40, 80]
+
+
+def test_a_place_of_a_count_is_whole_and_zero_is_reached_by_line() -> None:
+    cores = Uncertain("host.cores", number(Count, 6.0, "estimate"), 4.0, 8.0)
+    assert number_at(cores, 0.5) == 7
+    none = Uncertain("link.pinned_h2d", number(Bandwidth, 20.0, "estimate"), 0.0, 20.0)
+    assert [number_at(none, at) for at in (-0.5, -1)] == [10, 0]
