@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 #: How a run produces and scores its answers.
 Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
 
-#: Source of a run's expert choices: the model that computes (or a trace of it), a trace drawn with
-#: the statistics of real models, or recordings of the real model.
-Routing = Literal["model", "drawn", "real"]
+#: Source of a run's expert choices: the model that computes (or a trace of it), a recording of that
+#: model which is made once and replayed, a trace drawn with the statistics of real models, or
+#: recordings of the real model.
+Routing = Literal["model", "replayed", "drawn", "real"]
 
 PageCache = Literal["bypass", "keep"]
 
@@ -52,7 +53,16 @@ Part = Literal["place", "condition", "cell", "system", "follows"]
 #: and one by its source of routing (``computed``, ``trace``, ``drawn``, ``real``); besides, an
 #: evaluator may choose the prompts (``evaluated``).
 Kind = Literal[
-    "simulated", "local", "card", "native", "computed", "trace", "drawn", "real", "evaluated"
+    "simulated",
+    "local",
+    "card",
+    "native",
+    "computed",
+    "trace",
+    "replayed",
+    "drawn",
+    "real",
+    "evaluated",
 ]
 
 #: All kinds of run.
@@ -67,6 +77,7 @@ WHY: dict[Kind, str] = {
     ),
     "native": "{option} and --system {system}: a package runs by itself",
     "trace": "{option} and --trace: a trace has its own",
+    "replayed": "{option} and --routing replayed: routing is replayed, no answer is computed",
     "drawn": "{option} and --routing drawn: routing is replayed, nothing is computed",
     "real": "{option} and --routing real: routing is replayed, nothing is computed",
     "evaluated": "{name}: an evaluator chooses its questions and how they are put",
@@ -159,6 +170,7 @@ class RunSpec(Extensible):
         part="place", own="always", axis="settings", catalogue="settings")] = None
     machine: Annotated[str, Option(
         help="Machine: a profile's name, parts, a .yaml file, or local (this computer).",
+        detail="Other values of its numbers may follow: `a6000+host.gemv_bandwidth=26`.",
         part="place", own="always", axis="machines", catalogue="machines", path="may be")]
     software: Annotated[str, Option(
         help="Kind of software to charge for; see moebench list software.",
@@ -240,7 +252,7 @@ class RunSpec(Extensible):
     scoring: Annotated[Scoring, Option(
         help="Scoring mode: fixed-length [default], generation, likelihood or prefill.",
         part="condition", rank=5, named=True,
-        on=EVERY - {"trace", "drawn", "real", "evaluated"})] = "fixed-length"
+        on=EVERY - {"trace", "replayed", "drawn", "real", "evaluated"})] = "fixed-length"
     few_shot: Annotated[int, Field(ge=0, le=MOST), Option(
         help="Worked examples before each question; paper: as many as the paper used.",
         part="condition", rank=3, word="paper", on=EVERY - {"trace", "real", "evaluated"})] = 0
@@ -255,7 +267,8 @@ class RunSpec(Extensible):
         detail="All that there are, where its paper has no number.",
         part="system", on=EVERY - {"native"})] = None
     routing: Annotated[Routing, Option(
-        help="Source of routing: model [default], drawn (synthetic) or real (recorded).",
+        help="Source of routing: model [default], replayed, drawn (synthetic) or real (recorded).",
+        detail="`replayed` records what the model chooses once, and replays it for all systems.",
         part="place", axis="routings", on=EVERY - {"native", "evaluated"})] = "model"
     trace: Annotated[str | None, Option(
         help="Replay a recorded trace instead of computing.",

@@ -5,25 +5,22 @@ A trace holds every gate and prediction of a run; `moebench.run(..., trace=DIR)`
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from moebench.harness.api.options import Options, SystemName, given_of
 from moebench.harness.api.run import Shown, console_progress, silent
 from moebench.harness.arguments import find_data_dir, require_folder, require_new
-from moebench.harness.run.execute import run
-from moebench.harness.run.live import LiveSession, prepare
+from moebench.harness.run.live import prepare
+from moebench.harness.run.recording import MACHINE, Recorded
+from moebench.harness.run.recording import record as record_session
 from moebench.harness.run.rules import resolve
 from moebench.harness.settings import settings
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import scale_names
-from moebench.substrate.traces.file import Header, TraceFile, open_trace
-from moebench.substrate.traces.record import Kept, TraceRecorder, header_of, recorded_predictions
-from moebench.substrate.traces.writer import writing
+from moebench.substrate.traces.file import TraceFile, open_trace
+from moebench.substrate.traces.record import Kept
 from moebench.systems.options import build
-
-#: The machine of a recording that names none; with `gpu-only` no number depends on it.
-MACHINE = "a6000"
 
 
 def trace(
@@ -51,18 +48,6 @@ def trace(
     (spec,) = _specs(given, [given.get("workload")], False, found)
     _record(spec, found, folder, Recorded(scores, states), console_progress if progress else silent)
     return open_trace(folder)
-
-
-class Recorded(NamedTuple):
-    """What a trace keeps.
-
-    Attributes:
-        scores: the type of recorded scores, states and embeddings.
-        states: whether states and embeddings are recorded; None is with scale models only.
-    """
-
-    scores: Kept
-    states: bool | None
 
 
 def record(
@@ -120,24 +105,5 @@ def _setting_of(model: str) -> dict[str, str]:
 
 
 def _record(spec: RunSpec, data_dir: Path | None, out: Path, kept: Recorded, shown: Shown) -> None:
-    states = spec.weights is None if kept.states is None else kept.states
-    session = prepare(spec, data_dir)
-    with writing(out, _header(session)) as writer:
-        predictions = recorded_predictions(session.system.lookaheads, spec.system)
-        writer.describe(predictions=predictions)
-        session.wrap = lambda model: TraceRecorder(model, writer, kept.scores, states)
-        with shown(f"{spec.model} on {spec.workload}") as progress:
-            run(session, out.parent, progress)
-
-
-def _header(session: LiveSession) -> Header:
-    spec, sample = session.spec, session.sample
-    source = {
-        "weights": spec.weights or f"scale model of {spec.model}",
-        "weights_hash": session.hashes["weights"], "system": spec.system, "run_id": session.run_id,
-        "spec": spec.model_dump(mode="json"),
-        "data": f"{sample.source}: {len(sample.examples)} of {sample.available}",
-        "data_hash": sample.data_hash,
-    }  # fmt: skip
-    header = header_of(session.weights.checkpoint.shape, spec.model, spec.workload)
-    return header.model_copy(update={"source": source, "lossless": session.system.lossless})
+    with shown(f"{spec.model} on {spec.workload}") as progress:
+        record_session(prepare(spec, data_dir), out, kept, progress)

@@ -65,9 +65,9 @@ def record(
     data_dir: Annotated[Path | None, option("Folder of evaluation sets.")] = None,
 ) -> None:
     """Record the routing of a run; with float16 the run itself uses the rounded scores."""
-    from moebench.harness.api.trace import Recorded
     from moebench.harness.api.trace import record as record_traces
     from moebench.harness.arguments import find_data_dir
+    from moebench.harness.run.recording import Recorded
 
     workloads = [None] if workload is None else workload.split(",")
     record_traces(

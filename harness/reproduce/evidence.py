@@ -264,6 +264,20 @@ class Evidence:
         """
         return Runs(run for experiment in experiments for run in self._runs(experiment))
 
+    def present(self, experiment: Experiment) -> Runs:
+        """Return the runs of an experiment whose cells did not fail.
+
+        Raises MissingEvidenceError: all failed.
+        """
+        jobs = self.jobs(experiment)
+        finished = self.store.finished(job.cell_id for job in jobs)
+        found = [self.store.get(finished.get(job.cell_id, "")) for job in jobs]
+        runs = Runs(run for run in found if run is not None)
+        if not runs:
+            raise MissingEvidenceError(f"{experiment.name}: no cell could be run")
+        self._seen.extend(runs.ids)
+        return runs
+
     def _runs(self, experiment: Experiment) -> Runs:
         found = self._read.get(experiment.name)
         if found is None:

@@ -96,6 +96,12 @@ def reproduce(
     return results
 
 
+def exhibit(show: Show, evidence: Evidence, context: ExecutionContext) -> Exhibit | None:
+    """Run the cells of a table or figure of no paper and make it; None if it cannot be made."""
+    _run([(show.needs, evidence)], evidence, context)
+    return _made(show, evidence, context)
+
+
 def cells_of(papers: Iterable[PaperClaims], evidence: Evidence) -> list[Job]:
     """Return the distinct cells that the claims and exhibits of some papers need."""
     jobs, _ = _jobs(_needed(papers), evidence)

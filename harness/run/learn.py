@@ -117,7 +117,7 @@ def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, 
         if policy.calibration_trace:
             trace = open_trace(find_trace(policy.calibration_trace))
             found[f"calibration {decision}"] = trace.hash
-        elif not spec.replays:
+        elif spec.trace is None and spec.routing in ("model", "replayed"):
             found["calibration"] = texts(spec, system, data_dir).data_hash
     return found
 

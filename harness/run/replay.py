@@ -46,10 +46,12 @@ class ReplaySession(Session):
 
     Attributes:
         source: where the trace is from; it may be made when it is first needed.
+        data_dir: folder of evaluation sets, for texts that systems learn from.
         trace, replayed: once the session is open, the trace and what the system sees of it.
     """
 
     source: Source
+    data_dir: Path | None = None
     trace: TraceFile = field(init=False)
     replayed: Replay = field(init=False)
 
@@ -85,7 +87,7 @@ class ReplaySession(Session):
     def varied(self, spec: RunSpec) -> "ReplaySession":
         """Return the run of another spec on the same trace."""
         system = spec.make_system()
-        hashes = _hashes(spec, system, self.source, self.full)
+        hashes = _hashes(spec, system, self.source, self.full, self.data_dir)
         return replace(self, spec=spec, system=system, hashes=hashes)
 
     def drawn_under(self, law: Law, scratch: Path, tokens: int) -> RoutingTrace | None:
@@ -102,7 +104,10 @@ class ReplaySession(Session):
         return RoutingTrace(self.full, [list(batch) for batch in found.batches])
 
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """Return the trace's last sequences for calibration."""
+        """Return the trace's last sequences, or a live run's texts, for calibration."""
+        if self.source.session is not None:
+            weights = self.source.session.weights
+            return weights.learnable(self.spec, self.system, self.data_dir, scratch, progress)
         trace = self.source.open(scratch)
         return learn.not_replayed(trace, self.spec, self.system, self.source.name)
 
@@ -185,13 +190,16 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> ReplaySession:
     if top_k != full.top_k and top_k < full.num_experts:
         full = full.model_copy(update={"top_k": top_k})
     system = spec.make_system()
-    hashes = _hashes(spec, system, source, full)
+    hashes = _hashes(spec, system, source, full, data_dir)
     return ReplaySession(
-        spec=spec, system=system, full=full, sample=source.sample, hashes=hashes, source=source
-    )
+        spec=spec, system=system, full=full, sample=source.sample, hashes=hashes, source=source,
+        data_dir=data_dir,
+    )  # fmt: skip
 
 
-def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> dict[str, str]:
+def _hashes(
+    spec: RunSpec, system: System, source: Source, full: ModelShape, data_dir: Path | None
+) -> dict[str, str]:
     return {
         "trace": source.hash,
         "weights": source.hash,  # what routes, for a run's provenance
@@ -200,7 +208,7 @@ def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> 
         "profile": profile_hash(spec),
         "system": system_hash(system),
         "numpy": np.__version__,
-        **learn.identity(spec, system, None),
+        **learn.identity(spec, system, data_dir),
         **bits_hash(spec),
     }
 

@@ -3,8 +3,13 @@
 | ``--routing`` | who chooses the experts |
 |---|---|
 | ``model`` | the model that computes, or with ``--trace`` the one that was recorded |
+| ``replayed`` | the model that would compute: its run is recorded once, and replayed |
 | ``drawn`` | a trace drawn with the real model's statistics, or by a law if none are known |
 | ``real`` | recordings of the real model in the data folder |
+
+``replayed`` saves the computation of all runs but one: a lossless system chooses the same experts
+and takes the same times as in a live run.  A system that substitutes experts would write another
+text and route it otherwise, which a replay leaves out.  Systems learn from the same texts as live.
 
 The last two are a second opinion: does a conclusion depend on the routing of the scale model?  A
 drawn trace has the lengths of the prompts that ``model`` would read.  Both have scores and
@@ -19,7 +24,10 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from moebench.harness.run.identity import code_hash
+from moebench.harness.run.live import LiveSession
+from moebench.harness.run.live import prepare as prepare_live
 from moebench.harness.run.questions import prompts_to_draw
+from moebench.harness.run.recording import EXACT, once, planned_header, record
 from moebench.harness.run.rules import recorded_texts
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
@@ -51,6 +59,7 @@ class Source:
         open: the trace; what is made for a run is kept below the folder that it is called with.
         under: of a trace drawn by the law: returns such a trace of the first batch's texts, drawn
             by another law.
+        session: of a recording of this program's own: the run that is recorded.
     """
 
     name: str
@@ -59,6 +68,7 @@ class Source:
     sample: PromptSet
     open: Callable[[Path], TraceFile]
     under: "Callable[[Law], Source] | None" = None
+    session: "LiveSession | None" = None
 
 
 def source_of(spec: RunSpec, data_dir: Path | None) -> Source:
@@ -68,7 +78,8 @@ def source_of(spec: RunSpec, data_dir: Path | None) -> Source:
     """
     if spec.trace is not None:
         return _given(spec.trace, spec.seed)
-    return _drawn(spec, data_dir) if spec.routing == "drawn" else _real(spec, data_dir)
+    kinds = {"replayed": _replayed, "drawn": _drawn, "real": _real}
+    return kinds[spec.routing](spec, data_dir)
 
 
 def _given(name: str, seed: int) -> Source:
@@ -78,6 +89,20 @@ def _given(name: str, seed: int) -> Source:
         available=len(trace.sequences), data_hash=trace.hash,
     )  # fmt: skip
     return Source(name, trace.header, trace.hash, sample, lambda scratch: trace)
+
+
+def _replayed(spec: RunSpec, data_dir: Path | None) -> Source:
+    """Record the run of the resident model, which all systems then replay."""
+    session = prepare_live(once(spec), data_dir)
+    header = planned_header(session)
+    made_of = content_hash([session.run_id, EXACT])
+
+    def write(out: Path) -> None:
+        record(prepare_live(session.spec, data_dir), out, EXACT)
+
+    name = f"a recording of {header.source['weights']}"
+    return Source(name, header, made_of, session.sample, _kept(f"replayed-{made_of}", write),
+                  session=session)  # fmt: skip
 
 
 def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
