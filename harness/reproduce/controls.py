@@ -93,7 +93,7 @@ class Change(NamedTuple):
     def chance(self) -> float:
         """Probability of at least as many lost questions if lost and won are equally likely."""
         n = self.lost + self.won
-        return sum(comb(n, k) for k in range(self.lost, n + 1)) / 2**n
+        return float(sum(comb(n, k) for k in range(self.lost, n + 1)) / 2**n)
 
     @property
     def shows_loss(self) -> bool:
