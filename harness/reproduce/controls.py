@@ -14,6 +14,7 @@ or above `CEILING` show no loss of ability either and are left out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import comb
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -74,6 +75,19 @@ def controls(
         },
         quick={"common": {"prompts": quick_prompts}},
     )
+
+
+def of_places(name: str, places: Sequence[tuple[str, str]], **options: Any) -> Experiment:
+    """Return the runs of `controls` on pairs of a setting and a workload.
+
+    Args:
+        options: other arguments of `controls`.
+    """
+    one = controls(name, [], [], **options)
+    asked, put = zip(*places, strict=True)
+    product = {"system": one.cells["product"]["system"]}
+    pairs = {"setting": [*asked], "workload": [*put]}
+    return replace(one, cells={**one.cells, "product": product, "zip": pairs})
 
 
 class Change(NamedTuple):
