@@ -159,8 +159,8 @@ _EXPERTS = [
     Claim(
         "S-14 host b8", "Fig. 8, first version §5.1",
         "an expert's time on the host for 8 rows over that for one: linear in rows", 8, "1",
-        Bands(Band(low=4, high=12), Band(low=1.05),
-              "half to one and a half of the first version's line; the direction is that it grows"),
+        Bands(Band(low=4, high=12), None,
+              "half to one and a half of the first version's line").effect(7, none=1),
         over_one_row(Lane.HOST, 8),
     ),
 ]  # fmt: skip

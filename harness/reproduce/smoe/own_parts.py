@@ -56,8 +56,11 @@ def _fuller(id: str, after: str, before: str, paper: float, path: str, said: str
     )  # fmt: skip
 
 
+#: The tag of the two figures that S3's host bandwidth was chosen by.
+_IMPLIES = Tag.BY_CONSTRUCTION, "the host bandwidth in S3's profile is the one that it implies"
+
 _STEPS = [
-    _faster("S-5 +CE TPOT, host base", "+CE", HOST_BASE, -8),
+    _faster("S-5 +CE TPOT, host base", "+CE", HOST_BASE, -8).tagged(*_IMPLIES),
     _faster("S-5 +CE TPOT, loaded base", "+CE", LOADED_BASE, -8),
     _fuller("S-5 +CE ratio, host base", "+CE", HOST_BASE, 11, COMPLETE),
     _fuller("S-5 +CE ratio, loaded base", "+CE", LOADED_BASE, 11, COMPLETE),
@@ -66,7 +69,7 @@ _STEPS = [
     _faster("S-5 +Pre TPOT", "+Pre", "+CR", -14),
     _fuller("S-5 +Pre ratio complete", "+Pre", "+CR", 12, COMPLETE),
     _fuller("S-5 +Pre ratio begun", "+Pre", "+CR", 12, BEGUN, "+CR (copies that have begun count)"),
-    _faster("S-5 +BA TPOT", "+BA", "+Pre", -34),
+    _faster("S-5 +BA TPOT", "+BA", "+Pre", -34).tagged(*_IMPLIES),
     _fuller("S-5 +BA ratio complete", "+BA", "+Pre", -3, COMPLETE),
     _fuller("S-5 +BA ratio begun", "+BA", "+Pre", -3, BEGUN, "+Pre (copies that have begun count)"),
     *(
