@@ -1,4 +1,4 @@
-"""Times of one expert as the simulated machine charges them (SMoE Fig. 8 and part of Fig. 18)."""
+"""Times of one expert as the simulated machine charges them (SMoE Fig. 3, 8 and part of 18)."""
 
 from moebench.harness.reproduce.evidence import BADGES, Evidence
 from moebench.harness.reproduce.read import curried
@@ -10,6 +10,9 @@ from moebench.substrate.models.catalogue import model_shape
 
 #: Model and GPU of Fig. 8.
 MODEL, MACHINE = "qwen2-57b-a14b", "a6000"
+
+#: Models of Fig. 3 (first version: Fig. 6), those of S1 to S3.
+MODELS = ("deepseek-moe-16b", "xverse-moe-a4.2b", "qwen2-57b-a14b")
 
 #: A machine with the same GPU and another host, whose profile takes no number from SMoE.
 OTHER_MACHINE = "a6000@duoserve"
@@ -32,15 +35,35 @@ def over_one_row(evidence: Evidence, lane: Lane, rows: int) -> Measured:
     """Return the time of an expert for ``rows`` rows over its time for one row."""
     profile = load_profile(MACHINE)
     value = expert_ns(lane, rows) / expert_ns(lane, 1)
-    said = f"{MODEL}, {profile.host.cores.count} cores; what the cost model charges"
+    said = f"{MODEL}, {profile.host.cores.count} cores; exact: what the cost model charges"
     return Measured.of([value], charged_badge(profile, lane), said)
 
 
-def host_over_load(evidence: Evidence) -> Measured:
-    """Return the time of one expert on the host over the time to load it, on the second machine."""
-    profile = load_profile(OTHER_MACHINE)
-    value = expert_ns(Lane.HOST, 1, OTHER_MACHINE) / load_ns(OTHER_MACHINE)
-    return Measured.of([value], charged_badge(profile, Lane.HOST), f"{MODEL} on {OTHER_MACHINE}")
+@curried
+def host_over_load(evidence: Evidence, machine: str = MACHINE) -> Measured:
+    """Return the time of one expert on the host over the time to load it."""
+    name = evidence.machine(machine)
+    profile, value = load_profile(name), expert_ns(Lane.HOST, 1, name) / load_ns(name)
+    said = f"{MODEL} on {machine}; exact: what the cost model charges"
+    return Measured.of([value], charged_badge(profile, Lane.HOST), said)
+
+
+@curried
+def over_gpu(evidence: Evidence, lane: Lane) -> Measured:
+    """Return the time to load an expert, or of one on the host, over its time on the GPU.
+
+    There is a sample for each model, with one token.
+    """
+    name = evidence.machine(MACHINE)
+    times = [
+        load_ns(name, model) if lane is Lane.H2D else expert_ns(lane, 1, name, model)
+        for model in MODELS
+    ]
+    samples = [
+        ns / expert_ns(Lane.DEVICE, 1, name, model) for ns, model in zip(times, MODELS, strict=True)
+    ]
+    said = f"{', '.join(MODELS)} on {MACHINE}, as the cost model charges"
+    return Measured.of(samples, charged_badge(load_profile(name), Lane.HOST), said, "models")
 
 
 def charged_badge(profile: HardwareProfile, lane: Lane) -> str:

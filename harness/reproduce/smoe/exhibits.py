@@ -13,6 +13,7 @@ from moebench.harness.reproduce.read import DECODED, HOST, LINK, TPOT, TTFT
 from moebench.harness.reproduce.smoe import experiments as e
 from moebench.harness.reproduce.smoe import measures as m
 from moebench.harness.reproduce.smoe.components import MACHINE, MODEL, charged_badge, expert_ns
+from moebench.harness.reproduce.smoe.host_bandwidth import SHOWN as HOST_BANDWIDTHS
 from moebench.harness.reproduce.smoe.importance import BEFORE_SUBSTITUTION, off_device
 from moebench.harness.reproduce.smoe.instrumented import Watched, watch
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
@@ -273,7 +274,8 @@ def _fig_18(evidence: Evidence) -> Exhibit:
 
 
 EXHIBITS = (
-    *TABLES, Show(_fig_4, (e.ABLATION,)), Show(_fig_6, (e.ABLATION,)), Show(_fig_8),
+    *TABLES, HOST_BANDWIDTHS,
+    Show(_fig_4, (e.ABLATION,)), Show(_fig_6, (e.ABLATION,)), Show(_fig_8),
     Show(_fig_10, (e.THRESHOLDS,)), Show(_fig_11, (e.MAIN,)), Show(_fig_12, (e.MAIN,)),
     Show(_fig_13, (e.MAIN,)), Show(_fig_14_tpot, (e.ABLATION,)), Show(_fig_14_ratio, (e.ABLATION,)),
     Show(_fig_15, (e.ABLATION,)), Show(_fig_16, (e.ABLATION,)), Show(_fig_17, (e.PREDICTION,)),

@@ -8,7 +8,7 @@ import numpy as np
 
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.read import DECODED, STALL, TPOT, curried, percent
-from moebench.harness.reproduce.smoe.experiments import ABLATION, STEPS
+from moebench.harness.reproduce.smoe.experiments import ABLATION, STEPS, TABLE_I
 from moebench.harness.reproduce.smoe.instrumented import Importance, Watched, watch
 from moebench.harness.reproduce.smoe.measures import conditions
 from moebench.results.claims import Measured
@@ -42,9 +42,9 @@ def lowered(evidence: Evidence, kind: Kind, after: str, before: str) -> dict[int
 
 @curried
 def of_steps(evidence: Evidence, figure: Callable[[Evidence], dict[int, float]]) -> Measured:
-    """Measure a figure of the ablation that returns one value for each seed."""
+    """Measure counts of the ablation: a figure that returns one value for each seed."""
     runs = evidence.runs(ABLATION)
-    return Measured.of(figure(evidence).values(), runs.badge, conditions(runs))
+    return Measured.of(figure(evidence).values(), "counted", conditions(runs))
 
 
 @curried
@@ -52,6 +52,35 @@ def more_lowered(evidence: Evidence, after: str, before: str) -> dict[int, float
     """Return by seed the change of `off_device` of top-score minus that of low-score experts."""
     top, low = lowered("top", after, before)(evidence), lowered("low", after, before)(evidence)
     return {seed: top[seed] - low[seed] for seed in top}
+
+
+def low_share(importance: Importance) -> float:
+    """Return the share of low-score experts among the active ones."""
+    return importance.low / (importance.low + importance.top)
+
+
+@curried
+def falls_with_low_share(evidence: Evidence, after: str, before: str) -> dict[int, float]:
+    """Return by seed the rank correlation, over settings, of `low_share` and of a step's effect.
+
+    The effect is the fall of `off_device` of low-score experts, as a share.
+    """
+    now, then = (
+        {
+            (one.seed, one.setting): one.importance
+            for one in watch(evidence, ABLATION, **STEPS[name])
+        }
+        for name in (after, before)
+    )
+    found: dict[int, list[tuple[float, float]]] = {}
+    for place, importance in now.items():
+        fall = 1 - off_device(importance, "low") / off_device(then[place], "low")
+        found.setdefault(place[0], []).append((low_share(then[place]), fall))
+    # Best rank first is the setting with the smallest share: the effect must rise from there.
+    return {
+        seed: -rank_correlation([fall for _, fall in sorted(pairs)])
+        for seed, pairs in found.items()
+    }
 
 
 # ----------------------------------------------------------------------------- Table I
@@ -79,8 +108,8 @@ def time_shares(runs: Runs, seen: Sequence[Watched]) -> dict[str, float]:
 
 def table_1(evidence: Evidence, setting: str = "S3") -> dict[int, dict[str, float]]:
     """Return the shares of Table I by seed."""
-    runs = evidence.runs(ABLATION).of(setting=setting, set=STEPS[BEFORE_SUBSTITUTION])
-    seen = watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
+    runs = evidence.runs(TABLE_I).of(setting=setting, set=STEPS[BEFORE_SUBSTITUTION])
+    seen = watch(evidence, TABLE_I, **STEPS[BEFORE_SUBSTITUTION])
     return {
         seed: time_shares(one, [w for w in seen if (w.seed, w.setting) == (seed, setting)])
         for seed, one in runs.by("seed").items()
@@ -90,7 +119,7 @@ def table_1(evidence: Evidence, setting: str = "S3") -> dict[int, dict[str, floa
 @curried
 def of_table_1(evidence: Evidence, figure: Callable[[dict[str, float]], float]) -> Measured:
     """Measure a figure of the shares of Table I, with one sample for each seed."""
-    runs = evidence.runs(ABLATION)
+    runs = evidence.runs(TABLE_I)
     shares = [figure(row) for row in table_1(evidence).values()]
     said = "every miss loaded, no substitution, no prefetching; top-score by S3's α"
     return Measured.of(shares, runs.badge, conditions(runs, said))

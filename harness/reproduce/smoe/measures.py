@@ -70,6 +70,11 @@ def ratio(path: str, setting: str) -> Figure:
     return lambda runs: 100 * ours(runs.of(setting=setting, batch=1)).mean(path)
 
 
+def without(figure: Figure, baseline: str) -> Figure:
+    """Return a figure that is read from runs without those of one baseline."""
+    return lambda runs: figure(Runs(run for run in runs if run["spec"]["system"] != baseline))
+
+
 def main(figure: Figure, said: str = "best of four baselines in each cell") -> Measure:
     """Measure a figure of the comparison with the baselines."""
     return measured(figure, MAIN, said=said)
@@ -126,6 +131,12 @@ def host_to_link(runs: Runs) -> float:
     """Return the host's busy time over the link's with all parts on, averaged over settings."""
     full = _at(runs, "+BA").by("setting").values()
     return fmean(one.mean(HOST) / one.mean(LINK) for one in full)
+
+
+@read.curried
+def host_to_link_on(runs: Runs, setting: str) -> float:
+    """Return the host's busy time over the link's with all parts on, on one setting."""
+    return host_to_link(runs.of(setting=setting))
 
 
 # ----------------------------------------------------------------------------- prefetching

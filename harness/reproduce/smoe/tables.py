@@ -7,7 +7,7 @@ from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.exhibits import MODEL, SETTING, Row, axis, table
 from moebench.harness.reproduce.read import TPOT
 from moebench.harness.reproduce.smoe import measures
-from moebench.harness.reproduce.smoe.experiments import ABLATION, SETTINGS
+from moebench.harness.reproduce.smoe.experiments import ABLATION, SETTINGS, TABLE_I
 from moebench.harness.reproduce.smoe.importance import table_1
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
 from moebench.harness.settings import setting
@@ -28,7 +28,7 @@ def _table_1(evidence: Evidence) -> Exhibit:
         (axis("part"), axis("share", "share", "%")),
         ({"part": p, "share": fmean(row[p] for row in shares)} for p in paper),
         ({"part": part, "share": share} for part, share in paper.items()),
-        evidence.runs(ABLATION).of(setting="S3").badge,
+        evidence.runs(TABLE_I).badge,
         note="every miss is loaded, nothing is substituted or prefetched; launches are GPU time",
     )  # fmt: skip
 
@@ -101,5 +101,5 @@ def _fig_14_steps(evidence: Evidence) -> Exhibit:
 
 
 TABLES = (
-    Show(_table_1, (ABLATION,)), Show(_table_3), Show(_table_4), Show(_fig_14_steps, (ABLATION,)),
+    Show(_table_1, (TABLE_I,)), Show(_table_3), Show(_table_4), Show(_fig_14_steps, (ABLATION,)),
 )  # fmt: skip

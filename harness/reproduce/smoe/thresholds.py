@@ -5,8 +5,10 @@ from statistics import fmean
 
 import numpy as np
 
+from moebench.harness.reproduce.controls import CEILING, blind, hidden
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.reproduce.read import TPOT, curried, percent
+from moebench.harness.reproduce.smoe.experiments import CONTROLS
 from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, read_table
 from moebench.results.claims import Measured
 from moebench.results.paper_tables import SmoeScore, smoe_table_4, workload_of
@@ -79,6 +81,12 @@ def changes(rows: Iterable[AccuracyRow | SmoeScore]) -> dict[float, float]:
     return {alpha: fmean(of) - fmean(scores[0.0]) for alpha, of in scores.items()}
 
 
+def above(changes: dict[float, float]) -> float:
+    """Return the mean change above α = 0.35 less that up to it, in points."""
+    beyond = [change for alpha, change in changes.items() if alpha > LITTLE_UP_TO]
+    return fmean(beyond) - fmean(c for alpha, c in changes.items() if alpha <= LITTLE_UP_TO)
+
+
 def largest(changes: dict[float, float]) -> float:
     """Return the largest absolute change up to α = 0.35."""
     return max(abs(change) for alpha, change in changes.items() if alpha <= LITTLE_UP_TO)
@@ -101,12 +109,27 @@ def at_floor(rows: Sequence[AccuracyRow]) -> bool:
     )
 
 
+def with_room(rows: Sequence[AccuracyRow]) -> list[AccuracyRow]:
+    """Return the rows of workloads that can show a loss: neither at a floor nor at a ceiling."""
+    reasons = {row.workload: hidden(row.score, at_floor([row])) for row in rows if row.alpha == 0.0}
+    return [row for row in rows if not reasons[row.workload]]
+
+
+@curried
+def loss_unseen(evidence: Evidence, setting: str) -> str:
+    """Return why a loss of accuracy could not be seen on a setting's questions, or ""."""
+    return blind(evidence, CONTROLS, setting)
+
+
 @curried
 def accuracy(
     evidence: Evidence, setting: str, dataset: str | None,
     figure: Callable[[dict[float, float]], float],
 ) -> Measured:  # fmt: skip
-    """Measure a figure of accuracy changes by α; without a data set, on generated families."""
+    """Measure a figure of accuracy changes by α; without a data set, on generated families.
+
+    There is a sample for each workload; families that cannot show a loss are left out.
+    """
     workload = None if dataset is None else workload_of("smoe", dataset)
     rows = our_rows(setting, workload)
     if not rows:
@@ -121,6 +144,19 @@ def accuracy(
             f"({score.n} questions; chance {score.chance or 0:.0f} %): no better than a guess, "
             "so that a loss could not be seen; needs the real model's weights (--weights DIR)"
         )
-    names = " ".join(dict.fromkeys(row.workload for row in rows))
-    said = f"{names}, {rows[0].n} questions each, scale model; the committed table of moebench"
-    return Measured.of([figure(changes(rows))], "counted", f"{said} accuracy")
+    room = with_room(rows)
+    if not room:
+        raise MissingEvidenceError(
+            f"{rows[0].model}'s scale model answers more than {CEILING:g} % of {workload}: at the "
+            "ceiling, where a loss is not seen"
+        )
+    names = list(dict.fromkeys(row.workload for row in room))
+    said = (
+        f"{' '.join(names)}, {rows[0].n} questions each, scale model; the committed table of "
+        "moebench accuracy; families at a ceiling or floor left out"
+    )
+    if figure is largest:
+        said += "; one figure: a maximum over α has no sample"
+        return Measured.of([largest(changes(room))], "counted", said)
+    samples = [figure(changes(row for row in room if row.workload == name)) for name in names]
+    return Measured.of(samples, "counted", said, "workloads")

@@ -18,13 +18,15 @@ from moebench.harness.reproduce.smoe import (
     tables,
     thresholds,
 )
+from moebench.harness.reproduce.smoe.components import host_over_load
 from moebench.harness.reproduce.smoe.experiments import STEPS
+from moebench.harness.reproduce.smoe.host_bandwidth import implied, said
 from moebench.harness.reproduce.smoe.importance import off_device, rank_correlation, time_shares
 from moebench.harness.reproduce.smoe.instrumented import Importance, Watched, watch
 from moebench.harness.reproduce.smoe.measures import COMPLETE
 from moebench.harness.sweep.execute import run_all
 from moebench.results.accuracy_table import AccuracyRow
-from moebench.results.claims import Exhibit
+from moebench.results.claims import Exhibit, Tag
 from moebench.results.store import Store
 from moebench.substrate.machines.protocol import Lane
 
@@ -87,12 +89,35 @@ def test_a_claim_has_bands_with_a_reason_and_its_own_figure_reproduces_it(claim:
         assert claim.bands.direction.holds(claim.paper)
 
 
+def edges(band: Any) -> list[float]:
+    return [] if band is None else [edge for edge in (band.low, band.high) if edge is not None]
+
+
+@pytest.mark.parametrize(
+    "claim", [c for c in PAPER.claims if c.bands.no_effect], ids=lambda claim: claim.id
+)
+def test_bands_of_effects_have_room_around_no_effect(claim: Any) -> None:
+    nothing = claim.bands.no_effect
+    middle = (nothing.low + nothing.high) / 2
+    assert all(not nothing.low < edge < nothing.high for edge in edges(claim.bands.reproduced))
+    assert middle not in (*edges(claim.bands.reproduced), *edges(claim.bands.direction))
+    assert not claim.bands.reproduced.holds(middle)
+
+
+def test_a_tag_of_the_same_row_names_that_row() -> None:
+    ids = [claim.id for claim in PAPER.claims]
+    for claim in PAPER.claims:
+        if claim.tag is Tag.SAME_ROW:
+            assert any(other in claim.tag_reason for other in ids if other != claim.id)
+
+
 def test_counter_experiments_of_one_name_are_the_same() -> None:
     """They are carried out by name."""
     by_name: dict[str, Any] = {}
     for claim in PAPER.claims:
         for counter in claim.counters:
-            assert by_name.setdefault(counter.name, counter) == counter
+            known = by_name.setdefault(counter.name, counter)
+            assert (known.changes, known.reading) == (counter.changes, counter.reading)
 
 
 @pytest.fixture
@@ -116,7 +141,8 @@ def test_every_counter_experiment_expands_where_it_is_asked(evidence: Evidence) 
         for counter in claim.counters
     }
     for need, counter in pairs.values():
-        assert evidence.changed(counter.changes).specs(need) != evidence.specs(need)
+        changed = evidence.changed(counter.changes).specs(need) != evidence.specs(need)
+        assert changed == bool(counter.changes)  # without changes, it reads the same runs otherwise
 
 
 def test_experiments_share_the_cell_of_smoe_itself(evidence: Evidence) -> None:
@@ -293,6 +319,59 @@ def test_an_experts_time_grows_with_rows_at_some_point() -> None:
     assert components.expert_ns(Lane.DEVICE, 2) == components.expert_ns(Lane.DEVICE, 1)
 
 
+# ----------------------------------------------------------------------------- S3's host
+
+
+def test_an_implied_value_lies_between_two_that_were_measured() -> None:
+    assert implied([10, 40], [0, 2], 1) == pytest.approx([20])
+    assert implied([10, 40], [0, 2], 3) == []
+    assert said([10, 40], [0, 2], 1) == "20"
+    assert said([10, 40], [0, 2], 3) == "above 40"
+    assert said([10, 40], [2, 0], 3) == "below 10"
+    assert said([10, 20, 40], [0, 2, 0], 3) == "none; closest at 20"
+
+
+def test_a_place_of_the_hosts_range_moves_its_claim(evidence: Evidence) -> None:
+    slow, nominal, fast = (
+        host_over_load()(evidence.moved({"host.gemv_bandwidth": place})).value
+        for place in (-1.0, 0.0, 1.0)
+    )
+    assert fast < nominal < slow
+    assert nominal == host_over_load()(evidence).value
+
+
+def test_a_figure_without_a_baseline_ignores_its_runs() -> None:
+    runs, figure = comparison(), measures.change(TPOT, setting="S1", batch=1)
+    assert figure(runs) == pytest.approx(-50)  # against HybriMoE
+    assert measures.without(figure, "hybrimoe")(runs) == pytest.approx(-87.5)
+    assert measures.without(figure, "deepspeed")(runs) == pytest.approx(-50)
+
+
+def test_families_at_the_ceiling_are_left_out() -> None:
+    rooms = {s: {r.workload for r in thresholds.with_room(thresholds.our_rows(s, None))}
+             for s in ("S1", "S2", "S3")}  # fmt: skip
+    assert rooms == {s: {*names} for s, names in experiments.WITH_ROOM.items()}
+
+
+def test_accuracy_above_the_limit_is_less_that_up_to_it() -> None:
+    assert thresholds.above({0.0: 0, 0.35: 2, 0.4: -1, 0.6: -3}) == -3
+
+
+def test_the_routers_effect_is_ranked_by_the_share_of_low_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seen(*_: Any, **options: str) -> list[Watched]:
+        exact = options.get("route") == "exact"
+        lows, falls = {"S1": 20, "S2": 40, "S3": 60}, {"S1": 0.9, "S2": 0.5, "S3": 0.2}
+        absent = {s: lows[s] if exact else round(lows[s] * falls[s]) for s in lows}
+        counts = {s: Importance(top=40, low=lows[s], low_absent=absent[s]) for s in lows}
+        return [Watched("", s, {}, 0, 1, one) for s, one in counts.items()]
+
+    monkeypatch.setattr(importance, "watch", seen)
+    ranked = importance.falls_with_low_share("+CR", "+CE")(cast(Evidence, Made()))
+    assert ranked == {0: pytest.approx(1)}
+
+
 # ----------------------------------------------------------------------------- exhibits
 
 
@@ -312,6 +391,7 @@ class Made:
                 for setting in settings for alpha in (0.0, 0.2, 0.4, 0.6)
             ],
         }  # fmt: skip
+        self._runs["smoe table I"] = [document(setting="S3", options=STEPS["+CE"])]
         for name in ("smoe ablation", "smoe prediction"):
             self._runs[name] = [
                 document(setting=setting, options=one) for setting in settings for one in options
@@ -320,6 +400,14 @@ class Made:
     def runs(self, *experiments: Experiment) -> Runs:
         """Return the hand-made runs of some experiments."""
         return Runs(run for one in experiments for run in self._runs[one.name])
+
+    def moved(self, numbers: Any) -> "Made":
+        """Return this evidence: its runs are the same on all machines."""
+        return self
+
+    def machine(self, name: str) -> str:
+        """Return the machine as it is."""
+        return name
 
 
 def seen_of_all_settings(*_: Any, **__: Any) -> list[Watched]:
@@ -337,7 +425,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Exhibit]:
 def test_every_table_and_figure_is_there(made: list[Exhibit]) -> None:
     places = {exhibit.place for exhibit in made}
     figures = (4, 6, 8, *range(10, 19))
-    assert places == {"Table I", "Table III", "Table IV", *(f"Fig. {n}" for n in figures)}
+    tables = {"Table I", "Table III", "Table IV", "Fig. 3, 11, 14 and 18"}
+    assert places == {*tables, *(f"Fig. {n}" for n in figures)}
     assert len({exhibit.id for exhibit in made}) == len(made)
 
 
