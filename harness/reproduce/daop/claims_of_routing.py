@@ -1,19 +1,12 @@
-"""DAOP's claims, with bands that were fixed before measuring.
+"""DAOP's claims about routing and accuracy, with bands that were fixed before measuring."""
 
-A speed or an efficiency is reproduced within a quarter of the paper's figure and has its direction
-from half to twice; a gain is reproduced from half to one and a half times, has its direction from a
-quarter on, and is no effect below that.  The paper states no spreads.
-"""
-
-from moebench.harness.reproduce.bands import Bands, at_most, every, half, quarter, sign
+from moebench.harness.reproduce.bands import Bands, at_most, sign
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.daop import experiments as e
-from moebench.harness.reproduce.daop import measures as m
+from moebench.harness.reproduce.daop import measures_of_routing as m
+from moebench.harness.reproduce.daop.claims_of_times import HALF
 from moebench.results.claims import Band
 from moebench.results.paper_tables import daop_table_5, daop_table_6
-
-_HALF = "from half to one and a half times the paper's gain; direction: a quarter of it or more"
-_OF_GAIN = (*e.OF_SPEED, e.SHIPPED)
 
 #: Names of the models in `paper_tables`, by setting.
 _TABLE_NAMES = {"D1": "mixtral-8x7b", "D2": "phi-3.5-moe"}
@@ -40,6 +33,17 @@ _ROUTING = (
         counters=(e.RECORDED,),
     ),
     Claim(
+        "D-1 all texts", "Fig. 4", "C4: a layer's most popular expert, over the even share", None,
+        "×", at_most(1.5, 2, '"nearly uniform": at most half more; direction: less than twice'),
+        m.most_popular,
+    ),
+    Claim(
+        "D-1 single texts", "Fig. 4",
+        "C4: a layer's most popular expert over the even share, in single texts less in all", None,
+        "×", sign(0.5, '"significant": half of the even share or more; direction: a quarter of it'),
+        m.more_in_one,
+    ),
+    Claim(
         "D-2 mean", "Fig. 5", "next layer's experts predicted by its gate on the current state",
         84.11, "%",
         Bands(Band(low=80, high=88), Band(low=62.5),
@@ -54,147 +58,18 @@ _ROUTING = (
     ),
     Claim(
         "D-12", "§VI-B", "similarity of 15-token windows on GSM8K against TriviaQA", -3.43, "%",
-        Bands(Band(low=-5.15, high=-1.72), None, _HALF).effect(-3.43), m.windows_change,
+        Bands(Band(low=-5.15, high=-1.72), None, HALF).effect(-3.43),
+        m.windows_change(m.successive),
         counters=(
+            CounterExperiment(
+                "each window against its text's whole decode, in place of the next window",
+                measure=m.windows_change(m.to_the_whole), always=True, reading=True,
+            ),
             CounterExperiment(
                 "recordings of other models (data folder): mathematics against dialogue and prose",
                 measure=m.recorded_windows_change,
             ),
         ),
-    ),
-)  # fmt: skip
-
-# ----------------------------------------------------------------------------- Table I
-
-_THERE_AND_BACK = CounterExperiment(
-    "input and output, one after the other", measure=m.charged(m.ACTIVATION, times=2)
-)
-
-#: Rows of Table I: name, the paper's figure in ms, and the charged component.
-TABLE_1 = (
-    ("block on the CPU", 8.02, "transformer block on the host: attention, 2 experts"),
-    ("block on the GPU", 1.24, "transformer block on the device: attention, gate, 2 experts, sum"),
-    ("expert migration", 39.87, "expert, host to device"),
-    ("input or output", 0.02, m.ACTIVATION),
-)
-
-_TABLE_1 = tuple(
-    Claim(
-        f"D-3 {name}", "Table I", f"Mixtral on an A100: {name}", paper, "ms",
-        quarter(paper, ".  The profile takes numbers from this table and from the authors' code"),
-        m.charged(what), counters=(_THERE_AND_BACK,) if what == m.ACTIVATION else (),
-    )
-    for name, paper, what in TABLE_1
-)  # fmt: skip
-
-# ----------------------------------------------------------------------------- Fig. 9 and 10
-
-#: DAOP's tokens/s by setting: for [256, 512], and for [256, 256] with 25 % of experts cached.
-FIG_9, FIG_10 = {"D1": 4.52, "D2": 8.21}, {"D1": 3.23, "D2": 5.03}
-
-_SPEED = (
-    *(
-        Claim(
-            f"D-4 {e.MODELS[setting]}", "Fig. 9", f"{e.MODELS[setting]}, [256, 512], DAOP", paper,
-            "tokens/s", quarter(paper),
-            m.at_setting(m.speed(setting, "daop", 512), "for 512 tokens"), (e.SPEED,), e.OF_SPEED,
-        )
-        for setting, paper in FIG_9.items()
-    ),
-    Claim(
-        "D-4 over Fiddler", "Fig. 9", "[256, 512], DAOP over Fiddler, mean of both models", 40.4,
-        "%", half(40.4, "%", _HALF),
-        m.at_setting(lambda runs: m.over_fiddler(m.of_shared_ratio(runs), 512), "for 512 tokens"),
-        (e.SPEED,), _OF_GAIN,
-    ),
-    *(
-        Claim(
-            f"D-5 {said}", "Fig. 9", f"Mixtral, [256, 512], {said}: less than one token/s", 1,
-            "tokens/s", at_most(1, 2, "as stated; direction: less than half of DAOP's 4.52"),
-            m.at_setting(m.speed("D1", system, 512), "for 512 tokens"), (e.SPEED,), e.OF_SPEED,
-        )
-        for said, system in (
-            ("MoE-OnDemand", "moe-ondemand"), ("DeepSpeed-MII", "deepspeed-mii"),
-            ("Mixtral-Offloading", "mixtral-offloading"),
-        )
-    ),
-    Claim(
-        "D-6 over Fiddler", "Fig. 10", "[256, 256], DAOP over Fiddler, mean over cache ratios",
-        35.4, "%", half(35.4, "%", _HALF),
-        m.by_ratio(lambda runs: m.over_fiddler(runs, 256), "for 256 tokens"), (e.BY_RATIO,),
-        _OF_GAIN,
-    ),
-    *(
-        Claim(
-            f"D-6 {e.MODELS[setting]} 25 %", "Fig. 10",
-            f"{e.MODELS[setting]}, [256, 256], 25 % of experts cached, DAOP", paper, "tokens/s",
-            quarter(paper), m.by_ratio(m.speed(setting, "daop", 256, 0.25), "for 256 tokens"),
-            (e.BY_RATIO,), e.OF_SPEED,
-        )
-        for setting, paper in FIG_10.items()
-    ),
-    *(
-        Claim(
-            f"D-7 {said}", "Fig. 9", f"{said}: tokens/s of 512 tokens out over 128", None, "%",
-            sign(3, "three percent or more are seen in a chart; direction: a quarter of that"),
-            m.at_setting(
-                lambda runs, system=system: m.gain_of_length(system, runs),  # type: ignore[misc]
-                "TPOT is the same for both lengths",
-            ),
-            (e.SPEED,), (e.SHIPPED, e.LIVE),
-        )
-        for said, system in (("Fiddler", "fiddler"), ("DAOP", "daop"))
-    ),
-    Claim(
-        "D-8 caching and prefetching", "abstract",
-        "greatest speed-up over MoE-OnDemand and Mixtral-Offloading", 8.20, "×",
-        half(8.20, "×", _HALF),
-        m.at_setting(
-            lambda runs: m.greatest_over(("moe-ondemand", "mixtral-offloading"), runs),
-            "both models, 256 and 512 tokens",
-        ),
-        (e.SPEED,), _OF_GAIN,
-    ),
-    Claim(
-        "D-8 offloading", "abstract", "speed-up over Fiddler, mean over cache ratios", 1.35, "×",
-        half(1.35, "×", _HALF),
-        m.by_ratio(lambda runs: 1 + m.over_fiddler(runs, 256) / 100, "for 256 tokens"),
-        (e.BY_RATIO,), _OF_GAIN,
-    ),
-)  # fmt: skip
-
-# ----------------------------------------------------------------------------- Table IV
-
-#: The paper's tokens per kJ by setting and system.
-TABLE_4 = {
-    "D1": {
-        "moe-ondemand": 2.63, "deepspeed-mii": 0.59, "mixtral-offloading": 2.13,
-        "fiddler": 10.06, "daop": 14.37,
-    },
-    "D2": {"moe-ondemand": 6.94, "fiddler": 17.15, "daop": 27.07},
-}  # fmt: skip
-
-_ENERGY = (
-    *(
-        Claim(
-            f"D-9 {e.MODELS[setting]} {system}", "Table IV",
-            f"{e.MODELS[setting]}, [256, 256], {system}", paper, "tokens/kJ", quarter(paper),
-            m.at_setting(m.efficiency(setting, system), "256 tokens, simulated powers"),
-            (e.SPEED,), e.OF_SPEED,
-        )
-        for setting, row in TABLE_4.items()
-        for system, paper in row.items()
-    ),
-    Claim(
-        "D-9 over Fiddler", "Table IV", "tokens/kJ, DAOP over Fiddler, mean of both models", 1.50,
-        "×", half(1.50, "×", _HALF),
-        m.at_setting(m.efficiency_over_fiddler, "256 tokens, simulated powers"), (e.SPEED,),
-        _OF_GAIN,
-    ),
-    Claim(
-        "D-9 order", "Table IV", "share of other systems that use more energy a token than DAOP",
-        1, "1", every("all of them; direction: half"),
-        m.at_setting(m.most_efficient, "256 tokens, simulated powers"), (e.SPEED,), e.OF_SPEED,
     ),
 )  # fmt: skip
 
@@ -267,7 +142,7 @@ _ACCURACY = (
             m.others_change(setting, ratio), (e.WHOLE_ANSWERS,),
         )
         for setting in e.MODELS
-        for ratio in (0.375, 0.25)
+        for ratio in (0.625, 0.5, 0.375, 0.25)
     ),
     *(
         Claim(
@@ -300,4 +175,4 @@ _ACCURACY = (
     ),
 )  # fmt: skip
 
-CLAIMS = (*_ROUTING, *_TABLE_1, *_SPEED, *_ENERGY, *_ACCURACY)
+CLAIMS_OF_ROUTING = (*_ROUTING, *_ACCURACY)
