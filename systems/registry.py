@@ -118,6 +118,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "route": {
         "exact": ("policies.route", "ExactRouting"),
+        "random": ("policies.route", "RandomSubstitution"),
         "expert-cache": ("smoe", "ExpertCacheRouter"),
         "set-order": ("smoe_shipped", "SetOrderRouter"),
         "predicted": ("daop", "PredictedRouting"),

@@ -1,8 +1,14 @@
-"""Exact routing, which all lossless systems use."""
+"""Routing policies of no paper: the model's own choice, and random substitutes as a control."""
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from moebench.substrate.engine.decisions import LayerView, Routed
 from moebench.substrate.engine.policies import Routing
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.models.shape import ModelShape
 
 
 @dataclass(kw_only=True)
@@ -10,3 +16,53 @@ class ExactRouting(Routing):
     """Always chooses the model's own top-k."""
 
     reads_scores = False
+
+
+@dataclass(kw_only=True)
+class RandomSubstitution(Routing):
+    """Replaces a share of the active experts by random inactive ones: a control of accuracy.
+
+    A system that substitutes experts by their scores is compared with it: where even random
+    substitutes lose no answer, no substitution can be seen to.  A substitute has the gate weight of
+    the expert that it replaces.
+
+    Attributes:
+        share: probability that an active expert of a token is replaced; 0 is exact.
+        prefill: whether prompts are routed so too; by default in decode alone, as in SMoE.
+        seed: of the random numbers, which begin anew with each run.
+    """
+
+    share: float = 1.0
+    prefill: bool = False
+    seed: int = 0
+
+    reads_scores = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise UsageError(f"route.share is {self.share}; allowed: 0 to 1")
+        if self.seed < 0:
+            raise UsageError(f"route.seed is {self.seed}; allowed: at least 0")
+
+    def lossless_at(self, alpha: float) -> bool:
+        """Return whether no expert is ever replaced."""
+        return self.share == 0
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Begin the random numbers."""
+        self._random = np.random.default_rng(self.seed)
+
+    def route(self, view: LayerView) -> Routed:
+        """Return the top-k with random substitutes; none is active already or chosen twice."""
+        own_TK = view.topk_ids_TK
+        if self.share == 0 or (view.phase == "prefill" and not self.prefill):
+            return Routed(own_TK, own_TK)
+        (rows, k), experts = own_TK.shape, view.shape.num_experts
+        order_TE = self._random.random((rows, experts))
+        np.put_along_axis(order_TE, own_TK, 2.0, axis=1)  # active experts come last
+        inactive = min(k, experts - k)
+        replaced_TK = self._random.random((rows, k)) < self.share
+        replaced_TK[:, inactive:] = False
+        substitutes_TK = own_TK.copy()
+        substitutes_TK[:, :inactive] = order_TE.argsort(axis=1)[:, :inactive]
+        return Routed(np.where(replaced_TK, substitutes_TK, own_TK), own_TK)
