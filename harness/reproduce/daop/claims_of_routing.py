@@ -1,10 +1,15 @@
 """DAOP's claims about routing and accuracy, with bands that were fixed before measuring."""
 
+from collections.abc import Callable
+from functools import partial
+
 from moebench.harness.reproduce.bands import Bands, at_most, sign
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
+from moebench.harness.reproduce.controls import blind
 from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures_of_routing as m
 from moebench.harness.reproduce.daop.claims_of_times import HALF
+from moebench.harness.reproduce.evidence import Evidence
 from moebench.results.claims import Band
 from moebench.results.paper_tables import daop_table_5, daop_table_6
 
@@ -120,6 +125,11 @@ def _exception(setting: str) -> Bands:
     return Bands(Band(high=min(-5, paper / 4)), None, why).effect(paper)
 
 
+def _control(setting: str, families: tuple[str, ...]) -> Callable[[Evidence], str]:
+    """Return the positive control of some families' whole answers."""
+    return partial(blind, experiment=e.WHOLE_ANSWERS_CONTROLS, setting=setting, workloads=families)
+
+
 _ACCURACY = (
     *(
         Claim(
@@ -127,7 +137,8 @@ _ACCURACY = (
             f"{e.MODELS[setting]}, 25 % cached: largest change of a score that prefill decides",
             _table_5(setting), "points",
             at_most(1.3, 3, "the paper's own largest change; direction: small"),
-            m.first_token_change(setting), (e.FIRST_TOKEN,),
+            m.first_token_change(setting), (e.FIRST_TOKEN, e.FIRST_TOKEN_CONTROLS),
+            control=partial(blind, experiment=e.FIRST_TOKEN_CONTROLS, setting=setting),
         )
         for setting in e.MODELS
     ),
@@ -139,7 +150,8 @@ _ACCURACY = (
             _mean_of_others(setting, ratio), "points",
             Bands(Band(low=-4, high=4), Band(low=-10),
                   "about what the paper's columns change; direction: a tenth is lost at most"),
-            m.others_change(setting, ratio), (e.WHOLE_ANSWERS,),
+            m.others_change(setting, ratio), (e.WHOLE_ANSWERS, e.WHOLE_ANSWERS_CONTROLS),
+            control=_control(setting, e.OTHERS),
         )
         for setting in e.MODELS
         for ratio in (0.625, 0.5, 0.375, 0.25)
@@ -150,8 +162,9 @@ _ACCURACY = (
             f"{e.MODELS[setting]}, 25 % cached: mathematics' change less the others'",
             _maths_less_others(setting), "points",
             _exception(setting),
-            m.maths_falls_more(setting), (e.WHOLE_ANSWERS,),
-            (
+            m.maths_falls_more(setting), (e.WHOLE_ANSWERS, e.WHOLE_ANSWERS_CONTROLS),
+            control=_control(setting, (*e.MATHS, *e.OTHERS)),
+            counters=(
                 CounterExperiment(
                     "words written on GSM8K against TriviaQA (data folder): share unchanged",
                     e.ON_REAL_SETS,

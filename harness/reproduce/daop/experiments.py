@@ -2,7 +2,7 @@
 
 Prompts of five examples have about 248 tokens, the paper's prompts 256.  Routing is drawn with the
 statistics of real Mixtral.  Speeds at any output length are computed from TTFT and TPOT of the same
-runs, which decode fewer tokens than the paper's.
+runs, which decode fewer tokens than the paper's; with ``--quick`` there is one seed.
 
 Sensitivity of TPOT and TTFT in percent over the numbers' ranges, at the setting's cache ratio:
 
@@ -16,9 +16,11 @@ Sensitivity of TPOT and TTFT in percent over the numbers' ranges, at the setting
 all others move a speed by 5 % at most and DAOP's gain over Fiddler by less than one point.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from moebench.harness.reproduce.claim import LEAN, CounterExperiment
+from moebench.harness.reproduce.controls import QUESTIONS, SEED, controls
 from moebench.harness.reproduce.evidence import Experiment
 
 #: The paper's names of the models, by setting.
@@ -31,9 +33,9 @@ SYSTEMS = ["daop", "deepspeed-mii", "mixtral-offloading", "moe-ondemand", "fiddl
 RATIOS = [0.25, 0.375, 0.469, 0.5]
 
 _COMMON: dict[str, Any] = {
-    "workload": "passages", "few_shot": 5, "routing": "drawn", "prompts": 2, "new_tokens": 64,
+    "workload": "passages", "few_shot": 5, "routing": "drawn", "prompts": 1, "new_tokens": 64,
 }  # fmt: skip
-_QUICK: dict[str, Any] = {"common": {"prompts": 1, "new_tokens": 64}, "product": {"seed": [0]}}
+_QUICK: dict[str, Any] = {"product": {"seed": [0]}}
 _SEEDS = [0, 1, 2]
 
 #: Numbers that move the claims' figures most, by the table above.
@@ -80,21 +82,26 @@ TIMELINES = Experiment(
     quick=_QUICK,
 )  # fmt: skip
 
+#: Data sets of Table V, and those of ``--quick``.
+_IN_PREFILL = ["hellaswag", "arc_easy", "arc_challenge", "piqa", "winogrande", "mmlu"]
+_QUICK_IN_PREFILL = {"product": {"workload": ["arc_easy", "piqa", "winogrande"]}}
+
+#: Questions of each data set of Table V, and with ``--quick``.
+_FIRST, _QUICK_FIRST = 10, 3
+
 #: Runs for Table V, without worked examples; lossless ``moe-ondemand`` scores as the model does.
 FIRST_TOKEN = Experiment(
     "daop first token",
     {
-        "common": {"scoring": "prefill", "cache_ratio": 0.25, "few_shot": 0, "prompts": 10},
+        "common": {
+            "scoring": "prefill", "cache_ratio": 0.25, "few_shot": 0, "prompts": _FIRST,
+            "seed": SEED,
+        },
         "product": {
-            "setting": ["D1", "D2"],
-            "workload": ["hellaswag", "arc_easy", "arc_challenge", "piqa", "winogrande", "mmlu"],
-            "system": ["daop", "moe-ondemand"], "seed": _SEEDS,
+            "setting": ["D1", "D2"], "workload": _IN_PREFILL, "system": ["daop", "moe-ondemand"],
         },
     },
-    quick={
-        "common": {"prompts": 3},
-        "product": {"workload": ["arc_easy", "piqa", "winogrande"], "seed": [0]},
-    },
+    quick={"common": {"prompts": _QUICK_FIRST}, **_QUICK_IN_PREFILL},
 )  # fmt: skip
 
 #: Generated families that replace the data sets of Table VI: GSM8K, and the others.
@@ -105,30 +112,46 @@ _ANSWERING: list[dict[str, Any]] = [
     {"system": "moe-ondemand", "cache_ratio": 0.25}, {"system": "daop", "cache_ratio": 0.25},
     {"system": "daop", "cache_ratio": 0.375},
 ]  # fmt: skip
+_QUICK_ANSWERS = {"product": {"setting": ["D1"], "workload": ["equations", "passages"]}}
 
 #: Runs for Table VI; ``moe-ondemand`` generates the same answers as the model.
 WHOLE_ANSWERS = Experiment(
     "daop whole answers",
     {
-        "common": {"scoring": "generation", "prompts": 8},
+        "common": {"scoring": "generation", "prompts": QUESTIONS, "seed": SEED},
         "product": {
             "setting": ["D1", "D2"],
             "workload": [*MATHS, *OTHERS],
             "system": [
-                *_ANSWERING, {"system": "daop", "cache_ratio": 0.5},
+                *_ANSWERING,
+                {"system": "daop", "cache_ratio": 0.5},
                 {"system": "daop", "cache_ratio": 0.625, "allow_overcommit": True},
             ],
-            "seed": _SEEDS,
         },
     },
     quick={
         "common": {"prompts": 12},
-        "product": {
-            "setting": ["D1"], "workload": ["equations", "passages"], "system": _ANSWERING,
-            "seed": [0],
-        },
+        "product": {**_QUICK_ANSWERS["product"], "system": _ANSWERING},
     },
+)
+
+
+def _quickly(experiment: Experiment, quick: dict[str, Any]) -> Experiment:
+    """Return an experiment with fewer cells with ``--quick``."""
+    return replace(experiment, quick={**experiment.quick, **quick})
+
+
+#: Positive controls of both: the same questions, on which a loss must show.
+FIRST_TOKEN_CONTROLS = _quickly(
+    controls(
+        "daop first token, controls", [*MODELS], _IN_PREFILL, "prefill", _FIRST,
+        quick_prompts=_QUICK_FIRST,
+    ),
+    _QUICK_IN_PREFILL,
 )  # fmt: skip
+WHOLE_ANSWERS_CONTROLS = _quickly(
+    controls("daop whole answers, controls", [*MODELS], [*MATHS, *OTHERS]), _QUICK_ANSWERS
+)
 
 # ----------------------------------------------------------------------------- counter-experiments
 

@@ -10,7 +10,7 @@ from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop.measures import at_ratio
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.reproduce.generated_texts import C4, over_texts, recorded, routed
-from moebench.harness.reproduce.read import SCORE, Figure, Measure, percent
+from moebench.harness.reproduce.read import SCORE, Measure, percent
 from moebench.results.claims import Measured
 from moebench.substrate.analysis.statistics import (
     WINDOW,
@@ -159,54 +159,74 @@ def score_change(runs: Runs, ratio: float | None = None) -> float:
 
 @read.curried
 def first_token_change(evidence: Evidence, setting: str) -> Measured:
-    """Measure the largest change of a score that prefill alone decides, in points."""
+    """Measure the largest change of a score that prefill alone decides, in points.
+
+    One data set has the largest, so that there is no sample of it.
+    """
     runs = evidence.runs(e.FIRST_TOKEN).of(setting=setting)
-    names = runs.by("workload")
-    said = f"{', '.join(names)}; {runs[0]['spec']['prompts']} questions each, scale model"
-    return Measured.of(
-        [
-            max(abs(score_change(one)) for one in of_seed.by("workload").values())
-            for of_seed in runs.by("seed").values()
-        ],
-        "counted", said,
-    )  # fmt: skip
+    by_workload = runs.by("workload")
+    change = max(abs(score_change(one)) for one in by_workload.values())
+    said = f"{', '.join(by_workload)}; {runs[0]['spec']['prompts']} questions each, scale model"
+    return Measured.of([change], "counted", f"exact: a largest value; {said}", "data sets")
 
 
-def answers_change(runs: Runs, setting: str, ratio: float, families: Iterable[str]) -> float:
-    """Return DAOP's mean change of the scores of generated families, in points."""
+def question_changes(
+    runs: Runs, setting: str, ratio: float, families: Iterable[str]
+) -> list[float]:
+    """Return DAOP's change of each question's score in points, the mean over generated families.
+
+    Raises MissingEvidenceError: no family was answered in this setting.
+    """
     place = runs.of(setting=setting)
     present = [place.of(workload=name) for name in families if len(place.of(workload=name))]
     if not present:
         raise MissingEvidenceError(f"no answers of {setting} on {', '.join(families)}")
-    return fmean(score_change(one, ratio) for one in present)
+    by_family = [
+        [
+            100 * (ours - unchanged)
+            for ours, unchanged in zip(
+                _scores(at_ratio(one.named("daop"), ratio)), _scores(one.named("moe-ondemand")),
+                strict=True,
+            )
+        ]
+        for one in present
+    ]  # fmt: skip
+    return [fmean(changes) for changes in zip(*by_family, strict=True)]
+
+
+def _scores(runs: Runs) -> list[float]:
+    """Return the score of each question of the only run, 0 to 1.
+
+    Raises MissingEvidenceError: there is no run.
+    """
+    if not len(runs):
+        raise MissingEvidenceError("no such answers; leave --quick out")
+    return [float(value) for value in runs[0]["accuracy"]["items"]["value"]]
 
 
 @read.curried
-def whole_answers(evidence: Evidence, figure: Figure, said: str) -> Measured:
-    """Measure a figure of the runs that score whole answers."""
+def whole_answers(evidence: Evidence, figure: Callable[[Runs], list[float]], said: str) -> Measured:
+    """Measure a figure of the runs that score whole answers, with one sample for each question."""
     runs = evidence.runs(e.WHOLE_ANSWERS)
-    n = runs[0]["spec"]["prompts"]
-    names = ", ".join(runs.by("workload"))
-    changes = [figure(of_seed) for of_seed in runs.by("seed").values()]
-    return Measured.of(changes, "counted", f"{said}; {names}; {n} questions each")
+    n, names = runs[0]["spec"]["prompts"], ", ".join(runs.by("workload"))
+    return Measured.of(figure(runs), "counted", f"{said}; {names}; {n} questions each", "questions")
 
 
 def others_change(setting: str, ratio: float) -> Measure:
     """Return a function that measures DAOP's score change on all families but mathematics."""
     return whole_answers(
-        lambda runs: answers_change(runs, setting, ratio, e.OTHERS), "all but mathematics"
+        lambda runs: question_changes(runs, setting, ratio, e.OTHERS), "all but mathematics"
     )
 
 
 def maths_falls_more(setting: str) -> Measure:
     """Return a function that measures DAOP's score change on mathematics minus other families."""
-    return whole_answers(
-        lambda runs: (
-            answers_change(runs, setting, 0.25, e.MATHS)
-            - answers_change(runs, setting, 0.25, e.OTHERS)
-        ),
-        "mathematics against the others",
-    )
+
+    def figure(runs: Runs) -> list[float]:
+        both = (question_changes(runs, setting, 0.25, of) for of in (e.MATHS, e.OTHERS))
+        return [maths - others for maths, others in zip(*both, strict=True)]
+
+    return whole_answers(figure, "mathematics against the others")
 
 
 def words_change_more(evidence: Evidence) -> Measured:

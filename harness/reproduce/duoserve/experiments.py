@@ -43,10 +43,10 @@ _BASELINES: list[Any] = ["acc", _MOESYS]
 _LARGE: dict[str, Any] = {"set": {"prefetch.epochs": 45}}
 
 #: Number of training texts in a full run, and with ``--quick``.
-TEXTS, QUICK_TEXTS = 24, 8
+TEXTS, QUICK_TEXTS = 16, 8
 _QUICKLY: dict[str, Any] = {"system": "duoserve", "calibrate_texts": QUICK_TEXTS}
 
-_COMMON = {"new_tokens": 24, "prompts": 3}
+_COMMON = {"new_tokens": 24, "prompts": 2}
 _PRODUCT = {"workload": [*DATASETS], "seed": [0, 1, 2]}
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from moebench.harness.reproduce.daop import PAPER
+from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures as m
 from moebench.harness.reproduce.daop import measures_of_routing as mr
 from moebench.harness.reproduce.daop.experiments import (
@@ -153,19 +154,30 @@ def test_an_unknown_energy_is_said() -> None:
         m.tokens_per_kj(Runs([unknown]), 256)
 
 
+def answered(
+    workload: str, system: str, values: list[float], ratio: float = 0.25, setting: str = "D1"
+) -> Any:
+    """Return a run that scored each question, 0 to 1."""
+    one = run(setting, system, workload=workload, ratio=ratio, prompts=len(values))
+    one["accuracy"] = {"score": 100 * sum(values) / len(values), "items": {"value": values}}
+    return one
+
+
+ANSWERED = Runs([
+    answered("equations", "moe-ondemand", [1, 1, 0]), answered("equations", "daop", [0, 1, 0]),
+    answered("passages", "moe-ondemand", [1, 1, 1]), answered("passages", "daop", [1, 1, 1]),
+    answered("passages", "daop", [1, 0, 0], ratio=0.375),
+])  # fmt: skip
+
+
 def test_changes_of_answers_are_against_what_the_model_answers() -> None:
-    runs = Runs([
-        run("D1", "moe-ondemand", workload="equations", score=60.0, ratio=0.25),
-        run("D1", "daop", workload="equations", score=30.0, ratio=0.25),
-        run("D1", "moe-ondemand", workload="passages", score=50.0, ratio=0.25),
-        run("D1", "daop", workload="passages", score=45.0, ratio=0.25),
-        run("D1", "daop", workload="passages", score=52.0, ratio=0.375),
-    ])  # fmt: skip
-    assert mr.answers_change(runs, "D1", 0.25, MATHS) == -30
-    assert mr.answers_change(runs, "D1", 0.25, OTHERS) == -5
-    assert mr.answers_change(runs, "D1", 0.375, OTHERS) == 2
+    assert mr.question_changes(ANSWERED, "D1", 0.25, MATHS) == [-100, 0, 0]
+    assert mr.question_changes(ANSWERED, "D1", 0.25, OTHERS) == [0, 0, 0]
+    assert mr.question_changes(ANSWERED, "D1", 0.375, OTHERS) == [0, -100, -100]
     with pytest.raises(MissingEvidenceError, match="no answers of D2"):
-        mr.answers_change(runs, "D2", 0.25, MATHS)
+        mr.question_changes(ANSWERED, "D2", 0.25, MATHS)
+    with pytest.raises(MissingEvidenceError, match="leave --quick out"):
+        mr.question_changes(ANSWERED, "D1", 0.5, MATHS)
 
 
 # ----------------------------------------------------------------------------- texts
@@ -218,20 +230,29 @@ def test_shares_of_decode_with_copies_and_of_work_in_parallel() -> None:
     assert m.in_parallel("daop")(runs) == 80
 
 
-def test_answers_are_samples_of_their_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = Runs([
-        run("D1", system, workload="passages", score=score, ratio=0.25, seed=seed)
-        for seed, system, score in (
-            (0, "moe-ondemand", 60.0), (0, "daop", 50.0), (1, "moe-ondemand", 60.0),
-            (1, "daop", 54.0),
-        )
-    ])  # fmt: skip
-    monkeypatch.setattr(Evidence, "runs", lambda *of: runs)
+def test_answers_are_samples_of_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Evidence, "runs", lambda *of: ANSWERED)
     evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
-    assert mr.others_change("D1", 0.25)(evidence).samples == (-10, -6)
-    assert mr.first_token_change("D1")(evidence).samples == (10, 6)
+    assert mr.others_change("D1", 0.375)(evidence).samples == (0, -100, -100)
+    assert mr.maths_falls_more("D1")(evidence).samples == (-100, 0, 0)
+    at_quarter = Runs(one for one in ANSWERED if one["spec"]["cache_ratio"] == 0.25)
+    monkeypatch.setattr(Evidence, "runs", lambda *of: at_quarter)
+    assert mr.first_token_change("D1")(evidence).value == pytest.approx(100 / 3, abs=1e-4)
+
+
+def test_controls_are_asked_the_claims_questions() -> None:
+    """A claim with a control needs its runs, with the same number of questions and seed."""
+    asked = [(e.WHOLE_ANSWERS, e.WHOLE_ANSWERS_CONTROLS), (e.FIRST_TOKEN, e.FIRST_TOKEN_CONTROLS)]
+    controlled = [claim for claim in PAPER.claims if claim.control]
+    assert all(claim.needs in asked for claim in controlled)
+    assert len(controlled) == 12
+    for pair in asked:
+        for quick in (False, True):
+            first, second = (experiment.plan(quick, {}) for experiment in pair)
+            for field in ("scoring", "prompts", "seed"):
+                assert first["common"][field] == second["common"][field]
+            for axis in ("setting", "workload"):
+                assert first["product"][axis] == second["product"][axis]
 
 
 # ----------------------------------------------------------------------------- verdicts
