@@ -117,8 +117,8 @@ def copying_in_prefill(runs: Runs) -> float:
         all_ - decode
         for all_, decode in zip(own.values("metrics.lanes.h2d"), own.values(LINK), strict=True)
     )
-    prefills = (run["spec"]["prompts"] * run["metrics"]["ttft_ms"]["mean"] for run in own)
-    return 100 * copied / sum(prefills)
+    whole: float = sum(run["spec"]["prompts"] * run["metrics"]["ttft_ms"]["mean"] for run in own)
+    return 100 * copied / whole
 
 
 def copying_in_decode(runs: Runs) -> float:

@@ -1,6 +1,6 @@
 """Functions that read figures of DuoServe-MoE's predictor from runs and from trained files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -101,7 +101,7 @@ def reserved_mb(evidence: Evidence) -> Measured:
 # ----------------------------------------------------------------------------- Fig. 2
 
 
-def trained_matrices(evidence: Evidence) -> list[Mapping[str, np.ndarray]]:
+def trained_matrices(evidence: Evidence) -> Sequence[Mapping[str, np.ndarray]]:
     """Return what each of DuoServe's predictors of 8x7B counted, one for each set of its texts.
 
     Each has a ``popularity`` [L, E] and an ``affinity`` [L-1, E, E].
