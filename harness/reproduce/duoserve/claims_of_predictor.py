@@ -74,7 +74,8 @@ _PREDICTOR = (
         counters=(
             CounterExperiment(
                 "a network of its own for each of 31 predicted layers",
-                measure=mp.component("predictor's memory", "a5000@duoserve", times=31),
+                measure=mp.component("predictor's memory", "a5000@duoserve", times=31), always=True,
+                reading=True,
             ),
         ),
     ),

@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 from moebench.harness.reproduce import read
 from moebench.harness.reproduce.duoserve import experiments as e
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
-from moebench.harness.reproduce.read import E2E, LINK, TTFT, Figure, Measure, curried
+from moebench.harness.reproduce.read import E2E, LINK, TPOT, TTFT, Figure, Measure, curried
 from moebench.results.claims import Measured
 from moebench.results.samples import read_samples
 from moebench.substrate.machines.profile import load_profile
@@ -44,23 +44,39 @@ def _conditions(runs: Runs, said: str) -> str:
 # ----------------------------------------------------------------------------- speed-ups
 
 
-def speedups(runs: Runs, path: str, others: Iterable[str] = BASELINES, **of: object) -> list[float]:
+#: A time of runs: a path in their documents, or the end-to-end time of so many tokens.
+Time = str | int
+
+
+def mean_time(runs: Runs, time: Time) -> float:
+    """Return the mean of a time over runs, in ms.
+
+    The end-to-end time of an output is TTFT for its first token and TPOT for each other.
+    """
+    if isinstance(time, str):
+        return runs.mean(time)
+    return runs.mean(TTFT) + (time - 1) * runs.mean(TPOT)
+
+
+def speedups(
+    runs: Runs, time: Time, others: Iterable[str] = BASELINES, **of: object
+) -> list[float]:
     """Return each baseline's time over DuoServe's, by setting, workload and baseline."""
     return [
-        cell.of(system=other).mean(path) / cell.of(system="duoserve").mean(path)
+        mean_time(cell.of(system=other), time) / mean_time(cell.of(system="duoserve"), time)
         for cell in runs.of(**of).groups("setting", "workload").values()
         for other in others
     ]
 
 
-def least(path: str) -> Figure:
+def least(time: Time) -> Figure:
     """Return a function from runs to DuoServe's smallest speed-up over a baseline."""
-    return lambda runs: min(speedups(runs, path))
+    return lambda runs: min(speedups(runs, time))
 
 
-def greatest(path: str) -> Figure:
+def greatest(time: Time) -> Figure:
     """Return a function from runs to DuoServe's largest speed-up over a baseline."""
-    return lambda runs: max(speedups(runs, path))
+    return lambda runs: max(speedups(runs, time))
 
 
 def faster_share(runs: Runs) -> float:
@@ -75,9 +91,9 @@ def slower_than_acc(runs: Runs) -> float:
     return fmean(moesys > max(acc, 1) for acc, moesys in pairs)
 
 
-def over_acc(**of: object) -> Figure:
+def over_acc(time: Time = E2E, **of: object) -> Figure:
     """Return a function from runs to the mean end-to-end speed-up over ACC in some cells."""
-    return lambda runs: fmean(speedups(runs, E2E, ["acc"], **of))
+    return lambda runs: fmean(speedups(runs, time, ["acc"], **of))
 
 
 def card(settings: tuple[str, ...], path: str) -> Figure:

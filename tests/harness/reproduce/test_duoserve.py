@@ -84,6 +84,11 @@ def test_speed_ups_are_of_each_cell_and_baseline() -> None:
     assert m.greatest(TTFT)(runs) == 4
     assert m.faster_share(runs) == 0.75
     assert m.slower_than_acc(runs) == 0.5
+    # Outputs of one token take TTFT, half of the times; a further token of 50 ms adds as much.
+    for one in runs:
+        one["metrics"]["tpot_ms"] = {"mean": 50.0}
+    assert m.least(1)(runs) == 0.9
+    assert m.greatest(2)(runs) == (200 + 50) / (50 + 50)
     assert m.over_acc(workload="passages")(runs) == 1.2
     assert difference(m.over_acc(setting="U1"), m.over_acc(setting="U3"))(runs) == pytest.approx(
         0.3
