@@ -16,8 +16,8 @@ Sensitivity of TPOT and TTFT in percent over the numbers' ranges, at the setting
 moves DAOP and Fiddler alike, and the claims rest on it; ``link.pinned_h2d`` moves DeepSpeed-MII
 alone (-8 to +24 %); all others move a time by 6 % at most, DAOP's TTFT in most cases.
 
-The paper's figures imply ``host.gemm_efficiency`` of .09 (Phi's speed at 46.9 %, all three gains over
-Fiddler) and .20 (Mixtral's at 25 %); the profile has .7, the authors' scheduler counts .03.
+The paper's figures imply ``host.gemm_efficiency`` of .09 (Phi's speed at 46.9 %, all three gains
+over Fiddler) and .20 (Mixtral's speed at 25 %); the profile has .7, the authors' scheduler .03.
 """
 
 from dataclasses import replace

@@ -44,7 +44,7 @@ def _conditions(runs: Runs, said: str) -> str:
 # ----------------------------------------------------------------------------- speed-ups
 
 
-#: A time of runs: a path in their documents, or the end-to-end time of so many tokens.
+#: A time of runs: a path in their documents, or the length of an output in tokens, end-to-end.
 Time = str | int
 
 
