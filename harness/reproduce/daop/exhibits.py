@@ -5,7 +5,8 @@ import numpy as np
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures as m
-from moebench.harness.reproduce.daop.claims import FIG_9, FIG_10, TABLE_1, TABLE_4
+from moebench.harness.reproduce.daop import measures_of_routing as mr
+from moebench.harness.reproduce.daop.claims_of_times import FIG_9, FIG_10, TABLE_1, TABLE_4
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.exhibits import MODEL, Row, axis, figure, heat_rows, table, timeline
 from moebench.harness.reproduce.generated_texts import C4, routed
@@ -41,7 +42,7 @@ def _table_1(evidence: Evidence) -> Exhibit:
 def _table_2(evidence: Evidence) -> Exhibit:
     paper = {"c4": 90.05, "math": 90.37, "gsm8k": 91.74}
     rows = [
-        {"dataset": name, "share": round(m.similarity(name)(evidence).value, 2)} for name in paper
+        {"dataset": name, "share": round(mr.similarity(name)(evidence).value, 2)} for name in paper
     ]
     return table(
         "daop-table-2", "Table II", "Similarity of expert use in prefill and decode",
@@ -164,12 +165,12 @@ def _table_6(evidence: Evidence) -> Exhibit:
 
 
 def _fig_4(evidence: Evidence) -> Exhibit:
-    texts = routed(evidence, m.MIXTRAL, C4)
+    texts = routed(evidence, mr.MIXTRAL, C4)
     panels = {"all texts of C4": texts, "one text": texts[:1], "another text": texts[1:2]}
     rows = [
         {"panel": panel, **row}
         for panel, ones in panels.items()
-        for row in heat_rows(popularity(ones, m.EXPERTS), "layer", "expert")
+        for row in heat_rows(popularity(ones, mr.EXPERTS), "layer", "expert")
     ]
     return figure(
         "daop-fig-4", "Fig. 4", "Expert activation over C4 and in single texts", "heat",
@@ -179,7 +180,7 @@ def _fig_4(evidence: Evidence) -> Exhibit:
 
 
 def _fig_5(evidence: Evidence) -> Exhibit:
-    found = zip(m.PREDICTED, m.recall_by_layer(evidence), strict=True)
+    found = zip(mr.PREDICTED, mr.recall_by_layer(evidence), strict=True)
     rows = [
         {"dataset": name, "layer": layer, "share": round(100 * float(value), 2)}
         for name, layers in found

@@ -1,31 +1,35 @@
-"""Functions that read DAOP's figures from runs and from routed texts."""
+"""Functions that read DAOP's times, speeds and energy from runs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-
-import numpy as np
 
 from moebench.harness.reproduce import read
 from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.harness.reproduce.generated_texts import over_texts, recorded, routed
-from moebench.harness.reproduce.read import SCORE, TPOT, TTFT, Figure, Measure, measured, percent
-from moebench.results.claims import Measured
-from moebench.substrate.analysis.statistics import (
-    prediction_by_layer,
-    prefill_decode_similarity,
-    window_similarity,
+from moebench.harness.reproduce.read import (
+    HOST,
+    LINK,
+    TPOT,
+    TTFT,
+    Figure,
+    Measure,
+    measured,
+    percent,
 )
-from moebench.substrate.models.catalogue import model_shape
-from moebench.substrate.terms import Lookahead
-
-MIXTRAL, EXPERTS = "mixtral-8x7b", 8
+from moebench.results.claims import Measured
 
 
 def _conditions(runs: Runs, said: str) -> str:
     spec = runs[0]["spec"]
     how = f"{spec['prompts']} prompts, {spec['new_tokens']} tokens decoded, {spec['routing']}"
     return f"{said}; {how} routing"
+
+
+def at_ratio(runs: Runs, ratio: float | None) -> Runs:
+    """Return the runs whose cache ratio is ``ratio`` up to rounding; None: all runs."""
+    if ratio is None:
+        return runs
+    return Runs(run for run in runs if abs(run["spec"]["cache_ratio"] - ratio) < 0.01)
 
 
 # ----------------------------------------------------------------------------- speed and energy
@@ -41,14 +45,9 @@ def tokens_per_s(runs: Runs, tokens: int) -> float:
 
 def speed(setting: str, system: str, tokens: int, ratio: float | None = None) -> Figure:
     """Return a function from runs to the speed of one system, in tokens/s."""
-    return lambda runs: tokens_per_s(_at(runs.of(setting=setting).named(system), ratio), tokens)
-
-
-def _at(runs: Runs, ratio: float | None) -> Runs:
-    """Return the runs whose cache ratio is ``ratio`` up to rounding; None: all runs."""
-    if ratio is None:
-        return runs
-    return Runs(run for run in runs if abs(run["spec"]["cache_ratio"] - ratio) < 0.01)
+    return lambda runs: tokens_per_s(
+        at_ratio(runs.of(setting=setting).named(system), ratio), tokens
+    )
 
 
 def over_fiddler(runs: Runs, tokens: int) -> float:
@@ -141,12 +140,24 @@ def most_efficient(runs: Runs) -> float:
 @read.curried
 def charged(evidence: Evidence, what: str, times: int = 1) -> Measured:
     """Return the charged time of a component of Table I, ``times`` times in a row, in ms."""
-    said = "a100@daop, as the cost model charges"
+    said = "exact: a100@daop, as the cost model charges"
     return Measured.of([times * component(what)], "estimate", said)
 
 
 #: Component of the fourth row of Table I.
 ACTIVATION = "an expert's input or output between host and device"
+
+
+#: Components of the other rows of Table I.
+HOST_BLOCK = "transformer block on the host: attention, 2 experts"
+DEVICE_BLOCK = "transformer block on the device: attention, gate, 2 experts, sum"
+MIGRATION = "expert, host to device"
+
+
+def migration_over_block(evidence: Evidence) -> Measured:
+    """Return the charged time of an expert's migration over that of a whole block on the GPU."""
+    said = "exact: a100@daop, as the cost model charges"
+    return Measured.of([component(MIGRATION) / component(DEVICE_BLOCK)], "estimate", said)
 
 
 def component(what: str) -> float:
@@ -155,144 +166,31 @@ def component(what: str) -> float:
     return float(row["charged"])
 
 
-# ----------------------------------------------------------------------------- routing
+# ----------------------------------------------------------------------------- Fig. 8
 
 
-@read.curried
-def similarity(evidence: Evidence, *datasets: str) -> Measured:
-    """Measure the mean similarity of expert use in prefill and decode (Eq. 1), in percent."""
-    found = [
-        over_texts(
-            evidence, MIXTRAL, dataset,
-            lambda text: 100 * prefill_decode_similarity([text], EXPERTS),
-            f"{dataset}, 64 tokens written",
-        )
-        for dataset in datasets
-    ]  # fmt: skip
-    if len(found) == 1:
-        return found[0]
-    said = f"mean of {', '.join(datasets)}"
-    return Measured.of([one.value for one in found], "counted", said, "data sets")
+def copying(system: str) -> Figure:
+    """Return a function from runs to the share of a system's decode with a copy under way, in %."""
+    return lambda runs: read.share_of_decode(runs.named(system), LINK)
 
 
-#: Data sets of Fig. 5.
-PREDICTED = ("alpaca", "math", "c4")
+def in_parallel(system: str) -> Figure:
+    """Return a function from runs to the share of the host's work that the GPU does not await.
+
+    The share is in percent of the host's busy time in decode.
+    """
+
+    def figure(runs: Runs) -> float:
+        of = runs.named(system)
+        waited: float = sum(run["metrics"]["decode"]["stall_ms"].get("host", 0.0) for run in of)
+        return 100 * (1 - waited / sum(of.values(HOST)))
+
+    return figure
 
 
-def recall_by_layer(evidence: Evidence, datasets: Iterable[str] = PREDICTED) -> list[np.ndarray]:
-    """Return the share of each layer's experts that the layer before predicts, by data set."""
-    return [
-        prediction_by_layer(routed(evidence, MIXTRAL, dataset), Lookahead.NORMED.value)
-        for dataset in datasets
-    ]
-
-
-def recall(evidence: Evidence) -> Measured:
-    """Measure the share of predicted experts, averaged over layers, for each data set."""
-    found = [100 * float(np.nanmean(layers)) for layers in recall_by_layer(evidence)]
-    return Measured.of(found, "counted", "Alpaca, MATH, C4; scale model", "data sets")
-
-
-def low_at_first(evidence: Evidence) -> Measured:
-    """Measure the share of predicted experts in layers 1 to 4 minus that in later layers."""
-    found = [
-        100 * float(np.nanmean(layers[:5]) - np.nanmean(layers[5:]))
-        for layers in recall_by_layer(evidence)
-    ]
-    return Measured.of(found, "counted", "layers 1 to 4 less the others; scale model", "data sets")
-
-
-def windows_change(evidence: Evidence) -> Measured:
-    """Measure how similarity of 15-token windows on GSM8K differs from TriviaQA, in percent."""
-    of = {
-        name: window_similarity(routed(evidence, MIXTRAL, name), EXPERTS)
-        for name in ("gsm8k", "triviaqa")
-    }
-    value = percent(of["gsm8k"] / of["triviaqa"])
-    said = f"GSM8K {of['gsm8k']:.3f}, TriviaQA {of['triviaqa']:.3f}; scale model"
-    return Measured.of([value], "counted", said)
-
-
-#: Models other than Mixtral with long recordings of mathematical and of other texts.
-ON_BOTH = ("gpt-oss-20b", "olmoe-1b-7b")
-
-
-def recorded_windows_change(evidence: Evidence) -> Measured:
-    """Measure `windows_change` on recordings of other models, mathematics against other texts."""
-    found = {}
-    for model in ON_BOTH:
-        maths, others = (
-            window_similarity(recorded(evidence, model, *kinds), model_shape(model).num_experts)
-            for kinds in (("math",), ("dialogue", "prose"))
-        )
-        found[model] = percent(maths / others)
-    said = ", ".join(f"{model} {value:+.2f}" for model, value in found.items())
-    return Measured.of(list(found.values()), "counted", said, "models")
-
-
-# ----------------------------------------------------------------------------- accuracy
-
-
-def score_change(runs: Runs, ratio: float | None = None) -> float:
-    """Return DAOP's mean score minus that of the unchanged model, in points."""
-    return _at(runs.named("daop"), ratio).mean(SCORE) - runs.named("moe-ondemand").mean(SCORE)
-
-
-@read.curried
-def first_token_change(evidence: Evidence, setting: str) -> Measured:
-    """Measure the largest change of a score that prefill alone decides, in points."""
-    runs = evidence.runs(e.FIRST_TOKEN).of(setting=setting)
-    by_workload = runs.by("workload")
-    change = max(abs(score_change(one)) for one in by_workload.values())
-    said = f"{', '.join(by_workload)}; {runs[0]['spec']['prompts']} questions each, scale model"
-    return Measured.of([change], "counted", said, "runs")
-
-
-def answers_change(runs: Runs, setting: str, ratio: float, families: Iterable[str]) -> float:
-    """Return DAOP's mean change of the scores of generated families, in points."""
-    place = runs.of(setting=setting)
-    present = [place.of(workload=name) for name in families if len(place.of(workload=name))]
-    if not present:
-        raise MissingEvidenceError(f"no answers of {setting} on {', '.join(families)}")
-    return fmean(score_change(one, ratio) for one in present)
-
-
-@read.curried
-def whole_answers(evidence: Evidence, figure: Figure, said: str) -> Measured:
-    """Measure a figure of the runs that score whole answers."""
-    runs = evidence.runs(e.WHOLE_ANSWERS)
-    n = runs[0]["spec"]["prompts"]
-    names = ", ".join(runs.by("workload"))
-    return Measured.of([figure(runs)], "counted", f"{said}; {names}; {n} questions each")
-
-
-def others_change(setting: str, ratio: float) -> Measure:
-    """Return a function that measures DAOP's score change on all families but mathematics."""
-    return whole_answers(
-        lambda runs: answers_change(runs, setting, ratio, e.OTHERS), "all but mathematics"
-    )
-
-
-def maths_falls_more(setting: str) -> Measure:
-    """Return a function that measures DAOP's score change on mathematics minus other families."""
-    return whole_answers(
-        lambda runs: (
-            answers_change(runs, setting, 0.25, e.MATHS)
-            - answers_change(runs, setting, 0.25, e.OTHERS)
-        ),
-        "mathematics against the others",
-    )
-
-
-def words_change_more(evidence: Evidence) -> Measured:
-    """Measure the share of tokens unchanged by DAOP, on GSM8K minus on TriviaQA, in points."""
-    runs = evidence.runs(e.WHOLE_ANSWERS)
-    kept = {
-        name: 100 * runs.of(workload=name).named("daop").mean("accuracy.agreement")
-        for name in e.ON_REAL_SETS["workload"]
-    }
-    said = ", ".join(f"{name} {value:.1f} %" for name, value in kept.items())
-    return Measured.of([kept["gsm8k"] - kept["triviaqa"]], "counted", f"tokens unchanged: {said}")
+def of_timelines(figure: Figure, said: str) -> Measure:
+    """Return a function that measures a figure of the runs for Fig. 8."""
+    return measured(figure, e.TIMELINES, said=said, conditions=_conditions)
 
 
 def by_ratio(figure: Figure, said: str) -> Measure:

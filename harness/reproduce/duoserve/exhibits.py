@@ -2,7 +2,9 @@
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.duoserve import measures as m
-from moebench.harness.reproduce.duoserve.claims import TABLE_2, TABLE_3
+from moebench.harness.reproduce.duoserve import measures_of_predictor as mp
+from moebench.harness.reproduce.duoserve.claims_of_predictor import TABLE_3
+from moebench.harness.reproduce.duoserve.claims_of_times import TABLE_2
 from moebench.harness.reproduce.duoserve.experiments import BOTH, CELLS, DATASETS, SMALL
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.exhibits import MODEL, axis, figure, heat_rows, table, timeline
@@ -53,12 +55,12 @@ def _table_2(evidence: Evidence) -> Exhibit:
 
 def _table_3(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(*BOTH)
-    paths = {"both": m.BOTH_RIGHT, "one": m.ONE_RIGHT}
+    paths = {"both": mp.BOTH_RIGHT, "one": mp.ONE_RIGHT}
     rows, paper = [], []
     for (name, workload), (both, one) in TABLE_3.items():
         cell = {"model": name, "dataset": DATASETS[workload]}
         of = runs.of(setting=m.settings_of(name))
-        rows.append(cell | {k: round(m.hits(path, workload)(of), 2) for k, path in paths.items()})
+        rows.append(cell | {k: round(mp.hits(path, workload)(of), 2) for k, path in paths.items()})
         paper.append(cell | {"both": both, "one": one})
     return table(
         "duoserve-table-3", "Table 3", "What the predictor gets right",
@@ -75,7 +77,7 @@ _EVEN = "scale model of Mixtral 8x7B; even use is 12.5 %"
 
 
 def _fig_2a(evidence: Evidence) -> Exhibit:
-    rows = heat_rows(m.matrices(evidence)["popularity"], "layer", "expert")
+    rows = heat_rows(mp.matrices(evidence)["popularity"], "layer", "expert")
     return figure(
         "duoserve-fig-2a", "Fig. 2 a", "Popularity of experts", "heat",
         (axis("expert"), axis("layer")), rows, colour=axis("share", "share of choices", "%"),
@@ -84,7 +86,7 @@ def _fig_2a(evidence: Evidence) -> Exhibit:
 
 
 def _fig_2b(evidence: Evidence) -> Exhibit:
-    rows = heat_rows(m.matrices(evidence)["affinity"][0], "before", "after")
+    rows = heat_rows(mp.matrices(evidence)["affinity"][0], "before", "after")
     return figure(
         "duoserve-fig-2b", "Fig. 2 b", "Affinity of layers 0 and 1", "heat",
         (axis("after", "expert of layer 1"), axis("before", "expert of layer 0")), rows,

@@ -1,23 +1,19 @@
-"""Functions that read DuoServe-MoE's figures from runs, and its matrices from trained files."""
+"""Functions that read DuoServe-MoE's times and memory from runs."""
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from statistics import fmean, pstdev
-
-import numpy as np
-from safetensors.numpy import load_file
 
 from moebench.harness.reproduce import read
 from moebench.harness.reproduce.duoserve import experiments as e
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
-from moebench.harness.reproduce.read import E2E, TTFT, Figure, Measure, curried, difference
+from moebench.harness.reproduce.read import E2E, LINK, TPOT, TTFT, Figure, Measure, curried
 from moebench.results.claims import Measured
 from moebench.results.samples import read_samples
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.models.shape import Precision
 
 PEAK = "metrics.peak_device_bytes"
-BOTH_RIGHT, ONE_RIGHT = "metrics.prefetch.all_of_top_k", "metrics.prefetch.at_least_one"
 
 #: The two baselines of Table 2 and Fig. 5.
 BASELINES = ("acc", "moesys")
@@ -48,23 +44,39 @@ def _conditions(runs: Runs, said: str) -> str:
 # ----------------------------------------------------------------------------- speed-ups
 
 
-def speedups(runs: Runs, path: str, others: Iterable[str] = BASELINES, **of: object) -> list[float]:
+#: A time of runs: a path in their documents, or the length of an output in tokens, end-to-end.
+Time = str | int
+
+
+def mean_time(runs: Runs, time: Time) -> float:
+    """Return the mean of a time over runs, in ms.
+
+    The end-to-end time of an output is TTFT for its first token and TPOT for each other.
+    """
+    if isinstance(time, str):
+        return runs.mean(time)
+    return runs.mean(TTFT) + (time - 1) * runs.mean(TPOT)
+
+
+def speedups(
+    runs: Runs, time: Time, others: Iterable[str] = BASELINES, **of: object
+) -> list[float]:
     """Return each baseline's time over DuoServe's, by setting, workload and baseline."""
     return [
-        cell.of(system=other).mean(path) / cell.of(system="duoserve").mean(path)
+        mean_time(cell.of(system=other), time) / mean_time(cell.of(system="duoserve"), time)
         for cell in runs.of(**of).groups("setting", "workload").values()
         for other in others
     ]
 
 
-def least(path: str) -> Figure:
+def least(time: Time) -> Figure:
     """Return a function from runs to DuoServe's smallest speed-up over a baseline."""
-    return lambda runs: min(speedups(runs, path))
+    return lambda runs: min(speedups(runs, time))
 
 
-def greatest(path: str) -> Figure:
+def greatest(time: Time) -> Figure:
     """Return a function from runs to DuoServe's largest speed-up over a baseline."""
-    return lambda runs: max(speedups(runs, path))
+    return lambda runs: max(speedups(runs, time))
 
 
 def faster_share(runs: Runs) -> float:
@@ -79,9 +91,9 @@ def slower_than_acc(runs: Runs) -> float:
     return fmean(moesys > max(acc, 1) for acc, moesys in pairs)
 
 
-def over_acc(**of: object) -> Figure:
+def over_acc(time: Time = E2E, **of: object) -> Figure:
     """Return a function from runs to the mean end-to-end speed-up over ACC in some cells."""
-    return lambda runs: fmean(speedups(runs, E2E, ["acc"], **of))
+    return lambda runs: fmean(speedups(runs, time, ["acc"], **of))
 
 
 def card(settings: tuple[str, ...], path: str) -> Figure:
@@ -114,6 +126,22 @@ def broader(evidence: Evidence) -> Measured:
     return of_both(figure, "standard deviation over mean")(evidence)
 
 
+def copying_in_prefill(runs: Runs) -> float:
+    """Return the share of DuoServe's prefill in which an expert is copied, in percent."""
+    own = runs.of(system="duoserve")
+    copied = sum(
+        all_ - decode
+        for all_, decode in zip(own.values("metrics.lanes.h2d"), own.values(LINK), strict=True)
+    )
+    whole: float = sum(run["spec"]["prompts"] * run["metrics"]["ttft_ms"]["mean"] for run in own)
+    return 100 * copied / whole
+
+
+def copying_in_decode(runs: Runs) -> float:
+    """Return the share of DuoServe's decode in which an expert is copied, in percent."""
+    return read.share_of_decode(runs.of(system="duoserve"), LINK)
+
+
 # ----------------------------------------------------------------------------- memory
 
 
@@ -133,8 +161,24 @@ def gpu_only_gb(model: str, machine: str = "a6000@duoserve") -> float:
 @curried
 def of_gpu_only(evidence: Evidence, model: str) -> Measured:
     """Measure the memory of a fully resident model, in GB, which is counted without a run."""
-    said = "weights in 4 bits and what the profile reserves; no KV cache"
+    said = "exact: weights in 4 bits and what the profile reserves; no KV cache"
     return Measured.of([gpu_only_gb(model)], "counted", said)
+
+
+@curried
+def of_non_experts(
+    evidence: Evidence, model: str, precision: Precision = "4bit", share: bool = False
+) -> Measured:
+    """Measure the weights that are of no expert, in GB or in percent of all weights.
+
+    Args:
+        precision: of these weights; experts have 4 bits.
+    """
+    shape = model_shape(model)
+    own = shape.common_bytes(precision)
+    experts = len(shape.moe_layers) * shape.num_experts * shape.expert_bytes("4bit")
+    value = 100 * own / (own + experts) if share else own / 1e9
+    return Measured.of([value], "counted", f"exact: weights in {precision}, without a run")
 
 
 def share_of_model(settings: tuple[str, ...], model: str) -> Figure:
@@ -149,110 +193,6 @@ def order_of_peaks(runs: Runs) -> float:
         < max(p.of(system="moesys").values(PEAK))
         for p in runs.by("setting").values()
     )  # fmt: skip
-
-
-# ----------------------------------------------------------------------------- the predictor
-
-
-def hits(path: str, workload: str) -> Figure:
-    """Return a function from runs to the predictor's hit rate on a workload, in percent."""
-    return lambda runs: 100 * _on(runs.of(system="duoserve"), workload).mean(path)
-
-
-def _on(runs: Runs, workload: str) -> Runs:
-    """Return the runs of a workload; runs with recorded routing count for every workload."""
-    return runs.of(workload=workload) if runs[0]["spec"]["routing"] == "model" else runs
-
-
-def orca_more(path: str) -> Figure:
-    """Return a function from runs to the hit rate on Orca-Math minus that on SQuAD, in points."""
-    orca, squad = e.DATASETS
-    return difference(hits(path, orca), hits(path, squad))
-
-
-def gsm8k_more(experiment: Experiment) -> Measure:
-    """Return a function that measures the hit rate on GSM8K minus that on SQuAD, in points."""
-    return of_one(experiment, difference(hits(BOTH_RIGHT, "gsm8k"), hits(BOTH_RIGHT, "squad")))
-
-
-def predicting_share(runs: Runs) -> float:
-    """Return the busy time of the prediction stream, in percent of TPOT."""
-    return read.share_of_decode(runs.of(system="duoserve"), "metrics.decode.lanes.predict")
-
-
-@curried
-def sufficient(evidence: Evidence, experiment: Experiment) -> Measured:
-    """Measure the number of epochs after which a model's predictors were best."""
-    _require_full(evidence)
-    return of_one(experiment, _epochs())(evidence)
-
-
-def more_epochs(evidence: Evidence) -> Measured:
-    """Measure the best number of epochs on 8x22B minus that on 8x7B."""
-    _require_full(evidence)
-    return of_both(difference(_epochs(setting=e.LARGE_CELLS), _epochs(setting=e.SMALL_CELLS)))(
-        evidence
-    )
-
-
-def _require_full(evidence: Evidence) -> None:
-    if evidence.quick:
-        raise MissingEvidenceError(
-            "with --quick predictors learn from few texts, for 20 epochs at most; leave it out"
-        )
-
-
-@curried
-def _epochs(runs: Runs, /, **of: object) -> float:
-    learnt = [run["provenance"]["learnt"]["prefetch"] for run in runs.of(system="duoserve", **of)]
-    return fmean(float(one["best_epoch"]) for one in learnt)
-
-
-@curried
-def component(evidence: Evidence, what: str, machine: str, times: int = 1) -> Measured:
-    """Measure the charged time or memory of the predictor, for ``times`` predictors."""
-    (row,) = read.components(what, machine=machine)
-    return Measured.of([times * row["charged"]], "estimate", f"{row['model']} on {machine}")
-
-
-def reserved_mb(evidence: Evidence) -> Measured:
-    """Measure the memory that the device's budget reserves for the predictor, in MB."""
-    runs = evidence.runs(e.SMALL).of(system="duoserve")
-    held = float(runs[0]["spec"]["options"]["prefetch.memory_mb"])
-    return Measured.of([held], "counted", "an option of ours, the paper's figure by default")
-
-
-# ----------------------------------------------------------------------------- Fig. 2
-
-
-def matrices(evidence: Evidence) -> Mapping[str, np.ndarray]:
-    """Return DuoServe's trained ``popularity`` [L, E] and ``affinity`` [L-1, E, E] of 8x7B.
-
-    Raises MissingEvidenceError: the trained file does not exist any more.
-    """
-    runs = evidence.runs(e.SMALL).of(system="duoserve")
-    for run in runs:
-        for name in run["provenance"].get("kept", ()):
-            if "expert-mlp" in name and (file := Path(evidence.scratch) / name).exists():
-                return load_file(file)
-    raise MissingEvidenceError("what DuoServe's predictor learnt from is not there; run it again")
-
-
-def popular(evidence: Evidence) -> Measured:
-    """Measure the share of a layer's most popular expert over the even share, mean of layers."""
-    found = matrices(evidence)["popularity"]
-    return _matrix(found.max(1) * found.shape[1], "the most popular expert, mean over layers")
-
-
-def affine(evidence: Evidence) -> Measured:
-    """Measure the share of an expert's likeliest successor over the even share, mean of experts."""
-    found = matrices(evidence)["affinity"]
-    likeliest = found.max(2) * found.shape[2]
-    return _matrix(likeliest[found.sum(2) > 0], "the likeliest next expert, mean over experts")
-
-
-def _matrix(values: np.ndarray, said: str) -> Measured:
-    return Measured.of([float(values.mean())], "counted", f"{said}; scale model of 8x7B")
 
 
 def settings_of(model: str) -> tuple[str, ...]:

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moebench.harness.reproduce.daop import PAPER
+from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures as m
+from moebench.harness.reproduce.daop import measures_of_routing as mr
 from moebench.harness.reproduce.daop.experiments import (
     BY_RATIO,
     FIRST_TOKEN,
@@ -18,9 +21,12 @@ from moebench.harness.reproduce.daop.experiments import (
     TIMELINES,
     WHOLE_ANSWERS,
 )
+from moebench.harness.reproduce.daop.explained import HEADLINES
+from moebench.harness.reproduce.daop.tags import TAGS
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
 from moebench.harness.reproduce.generated_texts import routed
 from moebench.results.store import Store
+from moebench.substrate.terms import RoutedSequence
 
 # ----------------------------------------------------------------------------- the registry
 
@@ -54,7 +60,7 @@ def test_experiments_without_data_name_the_missing_option(tmp_path: Path) -> Non
     with pytest.raises(MissingEvidenceError, match="arc_easy lies in a data folder; give --data-"):
         evidence.specs(FIRST_TOKEN)
     with pytest.raises(MissingEvidenceError, match="c4 lies in a data folder; give --data-dir"):
-        routed(evidence, m.MIXTRAL, "c4")
+        routed(evidence, mr.MIXTRAL, "c4")
 
 
 # ----------------------------------------------------------------------------- runs by hand
@@ -66,7 +72,8 @@ def run(setting: str, system: str, ttft: float = 0, tpot: float = 100, **of: Any
         "run_id": f"{setting}{system}{ratio}{workload}", "badge": "estimate",
         "spec": {
             "setting": setting, "system": system, "variant": of.get("variant", "published"),
-            "seed": 0, "cache_ratio": ratio, "workload": workload, "prompts": of.get("prompts", 1),
+            "seed": of.get("seed", 0), "cache_ratio": ratio, "workload": workload,
+            "prompts": of.get("prompts", 1),
             "overrides": {},
         },
         "metrics": {
@@ -147,19 +154,30 @@ def test_an_unknown_energy_is_said() -> None:
         m.tokens_per_kj(Runs([unknown]), 256)
 
 
+def answered(
+    workload: str, system: str, values: list[float], ratio: float = 0.25, setting: str = "D1"
+) -> Any:
+    """Return a run that scored each question, 0 to 1."""
+    one = run(setting, system, workload=workload, ratio=ratio, prompts=len(values))
+    one["accuracy"] = {"score": 100 * sum(values) / len(values), "items": {"value": values}}
+    return one
+
+
+ANSWERED = Runs([
+    answered("equations", "moe-ondemand", [1, 1, 0]), answered("equations", "daop", [0, 1, 0]),
+    answered("passages", "moe-ondemand", [1, 1, 1]), answered("passages", "daop", [1, 1, 1]),
+    answered("passages", "daop", [1, 0, 0], ratio=0.375),
+])  # fmt: skip
+
+
 def test_changes_of_answers_are_against_what_the_model_answers() -> None:
-    runs = Runs([
-        run("D1", "moe-ondemand", workload="equations", score=60.0, ratio=0.25),
-        run("D1", "daop", workload="equations", score=30.0, ratio=0.25),
-        run("D1", "moe-ondemand", workload="passages", score=50.0, ratio=0.25),
-        run("D1", "daop", workload="passages", score=45.0, ratio=0.25),
-        run("D1", "daop", workload="passages", score=52.0, ratio=0.375),
-    ])  # fmt: skip
-    assert m.answers_change(runs, "D1", 0.25, MATHS) == -30
-    assert m.answers_change(runs, "D1", 0.25, OTHERS) == -5
-    assert m.answers_change(runs, "D1", 0.375, OTHERS) == 2
+    assert mr.question_changes(ANSWERED, "D1", 0.25, MATHS) == [-100, 0, 0]
+    assert mr.question_changes(ANSWERED, "D1", 0.25, OTHERS) == [0, 0, 0]
+    assert mr.question_changes(ANSWERED, "D1", 0.375, OTHERS) == [0, -100, -100]
     with pytest.raises(MissingEvidenceError, match="no answers of D2"):
-        m.answers_change(runs, "D2", 0.25, MATHS)
+        mr.question_changes(ANSWERED, "D2", 0.25, MATHS)
+    with pytest.raises(MissingEvidenceError, match="leave --quick out"):
+        mr.question_changes(ANSWERED, "D1", 0.5, MATHS)
 
 
 # ----------------------------------------------------------------------------- texts
@@ -168,9 +186,97 @@ def test_changes_of_answers_are_against_what_the_model_answers() -> None:
 @pytest.mark.usefixtures("tiny_models")
 def test_texts_have_64_written_tokens_and_predictions(tmp_path: Path) -> None:
     evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
-    texts = routed(evidence, m.MIXTRAL, "equations")
+    texts = routed(evidence, mr.MIXTRAL, "equations")
     assert len(texts) == 16
     assert {len(text.ids_TLK) - text.prefill for text in texts} == {64}
     assert all("normed" in text.predicted_TLE for text in texts)
-    again = routed(evidence, m.MIXTRAL, "equations")
+    again = routed(evidence, mr.MIXTRAL, "equations")
     assert all((a.ids_TLK == b.ids_TLK).all() for a, b in zip(texts, again, strict=True))
+
+
+def text(ids: list[list[int]], prefill: int = 0) -> RoutedSequence:
+    """Return a text of one layer whose tokens have chosen these experts."""
+    return RoutedSequence(np.array(ids)[:, None, :], prefill)
+
+
+def test_windows_are_compared_with_their_texts_whole_decode() -> None:
+    """A text that uses one pair of experts is like itself; one that changes them is less so."""
+    steady, changing = [[0, 1]] * 30, [[0, 1]] * 15 + [[2, 3]] * 15
+    assert mr.to_the_whole([text(steady)]) == pytest.approx(1)
+    assert mr.to_the_whole([text(changing)]) == pytest.approx(2**-0.5)
+    assert mr.successive([text(changing)]) == 0
+
+
+def test_popular_experts_of_one_text_are_more_popular_than_over_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two texts uses its own quarter of the experts: 4 times the even share, 2 over all."""
+    texts = [text([[0, 1]] * 4), text([[2, 3]] * 4)]
+    monkeypatch.setattr(mr, "routed", lambda *of: texts)
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    assert mr.most_popular(evidence).value == 2
+    more = mr.more_in_one(evidence)
+    assert (more.value, more.samples, more.over) == (2, (2, 2), "texts")
+
+
+def test_shares_of_decode_with_copies_and_of_work_in_parallel() -> None:
+    def timed(system: str, link: float, host: float, waited: float) -> Any:
+        decode = {"lanes": {"h2d": link, "host": host}, "stall_ms": {"host": waited}}
+        return run("D1", system, tpot=100, metrics={"decoded_tokens": 10, "decode": decode})
+
+    runs = Runs([timed("moe-ondemand", 700, 0, 0), timed("daop", 0, 500, 100)])
+    assert m.copying("moe-ondemand")(runs) == 70
+    assert m.copying("daop")(runs) == 0
+    assert m.in_parallel("daop")(runs) == 80
+
+
+def test_answers_are_samples_of_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Evidence, "runs", lambda *of: ANSWERED)
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    assert mr.others_change("D1", 0.375)(evidence).samples == (0, -100, -100)
+    assert mr.maths_falls_more("D1")(evidence).samples == (-100, 0, 0)
+    at_quarter = Runs(one for one in ANSWERED if one["spec"]["cache_ratio"] == 0.25)
+    monkeypatch.setattr(Evidence, "runs", lambda *of: at_quarter)
+    assert mr.first_token_change("D1")(evidence).value == pytest.approx(100 / 3, abs=1e-4)
+
+
+def test_controls_are_asked_the_claims_questions() -> None:
+    """A claim with a control needs its runs, with the same number of questions and seed."""
+    asked = [(e.WHOLE_ANSWERS, e.WHOLE_ANSWERS_CONTROLS), (e.FIRST_TOKEN, e.FIRST_TOKEN_CONTROLS)]
+    controlled = [claim for claim in PAPER.claims if claim.control]
+    assert all(claim.needs in asked for claim in controlled)
+    assert len(controlled) == 12
+    for pair in asked:
+        for quick in (False, True):
+            first, second = (experiment.plan(quick, {}) for experiment in pair)
+            for field in ("scoring", "prompts", "seed"):
+                assert first["common"][field] == second["common"][field]
+            for axis in ("setting", "workload"):
+                assert first["product"][axis] == second["product"][axis]
+
+
+# ----------------------------------------------------------------------------- verdicts
+
+
+def test_tags_are_of_claims_and_have_reasons() -> None:
+    claims = {claim.id: claim for claim in PAPER.claims}
+    assert TAGS.keys() <= claims.keys()
+    assert all(claims[name].tag and claims[name].tag_reason for name in TAGS)
+    assert claims["D-2 mean"].tag is None
+    assert {claim.id for claim in PAPER.claims if claim.headline} == HEADLINES.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("D-12", {-3: "reproduced", -0.5: "no effect", 0.9: "not reproduced"}),
+        ("D-7 DAOP", {3: "reproduced", 1: "direction only", -0.1: "no effect"}),
+        ("D-11 Mixtral 8x7B exception", {-7: "reproduced", 0: "no effect", 7: "not reproduced"}),
+        ("D-11 Phi-3.5-MoE exception", {-5: "reproduced", -3: "direction only", 0: "no effect"}),
+        ("D-8 caching and prefetching", {8: "reproduced", 1.5: "no effect", 3: "direction only"}),
+        ("D-3 migration over block", {28: "reproduced", 2: "no effect", 12: "direction only"}),
+    ],
+)
+def test_less_than_a_quarter_of_an_effect_is_none(name: str, figures: dict[float, str]) -> None:
+    (claim,) = (claim for claim in PAPER.claims if claim.id == name)
+    assert {figure: claim.judge(figure).value for figure in figures} == figures

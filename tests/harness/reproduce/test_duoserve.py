@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from moebench.harness.reproduce.claim import LEAN
 from moebench.harness.reproduce.duoserve import PAPER
 from moebench.harness.reproduce.duoserve import measures as m
-from moebench.harness.reproduce.duoserve.experiments import LARGE, PINNED, RING, SMALL
+from moebench.harness.reproduce.duoserve import measures_of_predictor as mp
+from moebench.harness.reproduce.duoserve.experiments import LARGE, OF_TIMES, SMALL, TEXTS
+from moebench.harness.reproduce.duoserve.explained import HEADLINES
+from moebench.harness.reproduce.duoserve.tags import TAGS
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
 from moebench.harness.reproduce.read import E2E, TTFT, difference
 from moebench.harness.reproduce.timelines import decoded, prefill, spans
@@ -38,8 +40,12 @@ def test_experiments_expand_without_a_data_folder(
     assert {spec.system for spec in specs} == {"duoserve", "acc", "moesys"}
     assert len({spec.setting for spec in specs}) == 2
     assert {spec.slots for spec in specs if spec.system != "moesys"} == {2}
-    for counter in (LEAN, RING, PINNED):
-        assert len(evidence.changed(counter.changes).specs(experiment)) == len(specs)
+    cells = len(evidence.changed({}).specs(experiment))
+    for counter in OF_TIMES:
+        assert len(evidence.changed(counter.changes).specs(experiment)) == cells
+    if not quick:
+        assert {spec.seed for spec in specs} == {0, 1, 2}
+        assert {s.calibrate_texts for s in specs if s.system == "duoserve"} == {TEXTS}
 
 
 def test_8x22b_may_learn_for_as_long_as_the_authors_did(tmp_path: Path) -> None:
@@ -78,6 +84,11 @@ def test_speed_ups_are_of_each_cell_and_baseline() -> None:
     assert m.greatest(TTFT)(runs) == 4
     assert m.faster_share(runs) == 0.75
     assert m.slower_than_acc(runs) == 0.5
+    # Outputs of one token take TTFT, half of the times; a further token of 50 ms adds as much.
+    for one in runs:
+        one["metrics"]["tpot_ms"] = {"mean": 50.0}
+    assert m.least(1)(runs) == 0.9
+    assert m.greatest(2)(runs) == (200 + 50) / (50 + 50)
     assert m.over_acc(workload="passages")(runs) == 1.2
     assert difference(m.over_acc(setting="U1"), m.over_acc(setting="U3"))(runs) == pytest.approx(
         0.3
@@ -104,11 +115,11 @@ def test_hits_are_of_a_data_set_unless_recordings_stand_for_all() -> None:
         return run("U1", "duoserve", 1, workload, prefetch={"all_of_top_k": share})
 
     runs = Runs([hit("equations", 0.6), hit("passages", 0.5), *cell("U2", 1, 1, 1)[1:]])
-    assert m.hits(m.BOTH_RIGHT, "equations")(runs) == 60
-    assert m.orca_more(m.BOTH_RIGHT)(runs) == pytest.approx(10)
+    assert mp.hits(mp.BOTH_RIGHT, "equations")(runs) == 60
+    assert mp.orca_more(mp.BOTH_RIGHT)(runs) == pytest.approx(10)
     recorded = hit("humaneval", 0.25)
     recorded["spec"]["routing"] = "real"
-    assert m.hits(m.BOTH_RIGHT, "equations")(Runs([recorded])) == 25
+    assert mp.hits(mp.BOTH_RIGHT, "equations")(Runs([recorded])) == 25
 
 
 def test_predicting_share_is_predict_time_over_decode_time() -> None:
@@ -116,7 +127,29 @@ def test_predicting_share_is_predict_time_over_decode_time() -> None:
         "U1", "duoserve", 1, decoded_tokens=10, tpot_ms={"mean": 100.0},
         decode={"lanes": {"predict": 20.0}},
     )  # fmt: skip
-    assert m.predicting_share(Runs([one])) == 2
+    assert mp.predicting_share(Runs([one])) == 2
+
+
+def test_copies_are_a_share_of_prefill_and_of_decode() -> None:
+    """Of 1000 ms of a prompt 900 have a copy, of ten tokens of 100 ms half of the time."""
+    one = run(
+        "U1", "duoserve", 1, ttft=1000, decoded_tokens=10, tpot_ms={"mean": 100.0},
+        lanes={"h2d": 1400.0}, decode={"lanes": {"h2d": 500.0, "predict": 20.0}},
+    )  # fmt: skip
+    runs = Runs([one, *cell("U1", 1, 2, 3)[1:]])
+    assert m.copying_in_prefill(runs) == 90
+    assert m.copying_in_decode(runs) == 50
+    charged = mp.component("predictor", "a5000@duoserve")(None).value  # type: ignore[arg-type]
+    assert mp.predicting_share_at(2 * charged)(runs) == pytest.approx(4)
+
+
+def test_non_experts_are_a_small_part_in_four_bits() -> None:
+    def measured(*of: Any, **more: Any) -> float:
+        return m.of_non_experts(*of, **more)(None).value  # type: ignore[arg-type]
+
+    gb, wide = measured("mixtral-8x7b"), measured("mixtral-8x7b", "bf16")
+    assert gb < 1 < 3 < wide
+    assert measured("mixtral-8x7b", share=True) == pytest.approx(100 * gb / (gb + 25), rel=0.1)
 
 
 def test_spread_is_over_the_wider_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +179,7 @@ def test_popularity_figures_read_the_runs_trained_matrices(
     evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
     monkeypatch.setattr(Evidence, "runs", lambda self, experiment: Runs([learnt]))
     with pytest.raises(MissingEvidenceError, match="run it again"):
-        m.popular(evidence)
+        mp.popular(evidence)
     (tmp_path / "calibration").mkdir()
     # Even use of four experts, but for the first layer; expert 3 was never chosen before.
     popularity = np.array([[0.5, 0.5, 0, 0], [0.25] * 4])
@@ -155,8 +188,9 @@ def test_popularity_figures_read_the_runs_trained_matrices(
         {"popularity": popularity, "affinity": affinity},
         tmp_path / "calibration" / "expert-mlp-1.safetensors",
     )
-    assert m.popular(evidence).value == 1.5
-    assert m.affine(evidence).value == pytest.approx((4 + 2 + 1) / 3, abs=1e-4)
+    popular = mp.popular(evidence)
+    assert (popular.value, popular.over) == (1.5, "sets of training texts")
+    assert mp.affine(evidence).value == pytest.approx((4 + 2 + 1) / 3, abs=1e-4)
 
 
 def test_a_timeline_shows_three_layers_from_their_beginning() -> None:
@@ -186,3 +220,31 @@ def test_a_prefill_is_run_once_more_and_shown_up_to_its_first_token(
     gates = [one for one in records if one["kind"] == "gate"]
     assert len(gates) == len(layers)
     assert {one["rows"][0] for one in gates} != {1}
+
+
+# ----------------------------------------------------------------------------- verdicts
+
+
+def test_tags_are_of_claims_and_have_reasons() -> None:
+    claims = {claim.id: claim for claim in PAPER.claims}
+    assert TAGS.keys() <= claims.keys()
+    assert all(claims[name].tag and claims[name].tag_reason for name in TAGS)
+    assert claims["U-1 TTFT least"].tag is None
+    assert {claim.id for claim in PAPER.claims if claim.headline} == HEADLINES.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("U-1 TTFT least", {1.78: "reproduced", 1.25: "direction only", 1.0155: "no effect"}),
+        ("U-2 by card", {0.02: "reproduced", -2e-7: "no effect", -0.1: "not reproduced"}),
+        ("U-2 by data set", {0.02: "reproduced", 0.012: "no effect", -0.29: "not reproduced"}),
+        ("U-3 broader", {15: "reproduced", 1.1: "direction only", 1.0: "no effect"}),
+        ("U-5 8x7B by data set", {5: "reproduced", 2: "direction only", 0: "no effect"}),
+        ("U-6 epochs order", {25: "reproduced", 8: "direction only", 0: "no effect"}),
+        ("U-8 popularity", {1.5: "reproduced", 1.0: "no effect", 9: "not reproduced"}),
+    ],
+)
+def test_less_than_a_quarter_of_an_effect_is_none(name: str, figures: dict[float, str]) -> None:
+    (claim,) = (claim for claim in PAPER.claims if claim.id == name)
+    assert {figure: claim.judge(figure).value for figure in figures} == figures
