@@ -104,7 +104,7 @@ def measured(
 @lru_cache
 def network(routing: Routing) -> LearnedEviction:
     """Return the eviction networks of the runs, trained now or read from the kept file."""
-    learnt = cast(LearnedEviction, make("evict", "flashmoe", cached=str(routing.cached)))
+    learnt = cast(LearnedEviction, make("evict", "flashmoe", cached=routing.cached))
     texts = [RoutedSequence(ids, 0) for ids in routing.sequences(learnt=True)]
     layers, k = texts[0].ids_TLK.shape[1:]
     learnt.calibrate(texts, topology(layers, routing.experts, k), routing.artefacts)
