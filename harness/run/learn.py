@@ -4,8 +4,9 @@ A policy that learns has ``calibrates = True`` and a method ``calibrate``.  It i
 of texts that the lossless model wrote: answers to the train half of the run's own workload, as
 DuoServe-MoE (§4) and FlashMoE (§4.1) do; ``--calibrate-from`` names another workload, as DAOP's
 ShareGPT (§V-A).  Only train splits are read, so what is measured was never learnt from.  A replayed
-trace calibrates from its last sequences, as far as they are not replayed.  A policy may name a
-trace of its own instead (``calibration_trace``).
+trace calibrates from its last sequences, as far as they are not replayed; for a drawn one, other
+texts of the same model are drawn.  A policy may name a trace of its own instead
+(``calibration_trace``).
 
 ``--calibrate-texts`` says how many.  By default it is the number of the policy's paper
 (``calibration_texts``), or all that there are where these are fewer; policies of one system that
@@ -186,12 +187,17 @@ def recorded(policy: Policy, shape: ModelShape, decision: str) -> Learnable:
     return Learnable(routings(trace, also=policy.learns_from), f"trace {name} ({trace.hash})")
 
 
-def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> Learnable:
-    """Return the last sequences of a replayed trace that the run itself does not replay.
+def not_replayed(
+    trace: TraceFile, spec: RunSpec, system: System, name: str, replayed: int | None = None
+) -> Learnable:
+    """Return the last sequences of a trace that the run itself does not replay.
+
+    Args:
+        replayed: how many of the trace's first sequences are replayed; by default ``spec.prompts``.
 
     Raises UsageError: there are none, or fewer than ``--calibrate-texts`` asks for.
     """
-    rest = range(spec.prompts, len(trace.sequences))
+    rest = range(spec.prompts if replayed is None else replayed, len(trace.sequences))
     if rest and len(rest) < (spec.calibrate_texts or 0):
         raise UsageError(
             f"--calibrate-texts {spec.calibrate_texts}: {name} holds {len(rest)} sequences beside "
@@ -204,7 +210,9 @@ def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> 
             "replayed; give fewer --prompts, or record more"
         )
     found = [routing(trace, sequence, also) for sequence in last]
-    return Learnable(found, f"the trace's last {len(found)} sequences")
+    count = len(found)
+    said = f"{count} other drawn texts" if replayed == 0 else f"the trace's last {count} sequences"
+    return Learnable(found, said)
 
 
 @dataclass(frozen=True)

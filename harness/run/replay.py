@@ -104,12 +104,12 @@ class ReplaySession(Session):
         return RoutingTrace(self.full, [list(batch) for batch in found.batches])
 
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """Return the trace's last sequences, or a live run's texts, for calibration."""
+        """Return texts that are not replayed, or those of a live run, for calibration."""
         if self.source.session is not None:
             weights = self.source.session.weights
             return weights.learnable(self.spec, self.system, self.data_dir, scratch, progress)
-        trace = self.source.open(scratch)
-        return learn.not_replayed(trace, self.spec, self.system, self.source.name)
+        trace, replayed = self.source.learnable(scratch, self.spec.prompts)
+        return learn.not_replayed(trace, self.spec, self.system, self.source.name, replayed)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
         """Open the stage of the machine that the spec names; notes state the limits of a replay."""

@@ -13,9 +13,12 @@ text and route it otherwise, which a replay leaves out.  Systems learn from the 
 
 The last two are a second opinion: does a conclusion depend on the routing of the scale model?  A
 drawn trace has the lengths of the prompts that ``model`` would read.  Both have scores and
-predictions, so that every system runs on them (by the law, no predictions), and hold more texts
-than are replayed: systems that learn are shown those.  They are made when a run first needs them,
-and kept below the store.
+predictions, so that every system runs on them (by the law, no predictions).  They are made when a
+run first needs them, and kept below the store.
+
+Systems that learn are shown other texts: of recordings, those that are not replayed; otherwise a
+second drawn trace of the same model.  A run's seed draws the replayed texts alone, so that runs
+with several seeds learn from the same texts: what is learnt is learnt once.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,6 +49,9 @@ from moebench.workloads.draw import PromptSet
 #: the same, so that all replay the same trace.  (A text of Qwen3-30B-A3B holds about 2 MB.)
 LEARNABLE = 64
 
+#: Seeds of drawn models, which are the same in all runs, and of the texts that systems learn from.
+MODEL_SEED, LEARNT_SEED = 0, 2**31
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -60,6 +66,8 @@ class Source:
         under: of a trace drawn by the law: returns such a trace of the first batch's texts, drawn
             by another law.
         session: of a recording of this program's own: the run that is recorded.
+        learnt: a trace of the texts that systems learn from; None if they are the last ones of the
+            replayed trace.
     """
 
     name: str
@@ -69,6 +77,17 @@ class Source:
     open: Callable[[Path], TraceFile]
     under: "Callable[[Law], Source] | None" = None
     session: "LiveSession | None" = None
+    learnt: Callable[[Path], TraceFile] | None = None
+
+    def learnable(self, scratch: Path, prompts: int) -> tuple[TraceFile, int]:
+        """Return the trace that systems learn from, and how many of its first texts are replayed.
+
+        Args:
+            prompts: the texts that a run replays.
+        """
+        if self.learnt is None:
+            return self.open(scratch), prompts
+        return self.learnt(scratch), 0
 
 
 def source_of(spec: RunSpec, data_dir: Path | None) -> Source:
@@ -106,21 +125,37 @@ def _replayed(spec: RunSpec, data_dir: Path | None) -> Source:
 
 
 def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
-    """Draw sequences of the prompts' lengths, and further ones for calibration."""
+    """Draw sequences of the prompts' lengths, and others for calibration."""
     sample, questions = prompts_to_draw(spec, data_dir)
     lengths = [len(question.prompt) for question in questions]
-    more = list(islice(cycle(lengths), spec.calibrate_texts or LEARNABLE))
     recipe = recipes().get(spec.model)
     if recipe is not None:
         name = f"a trace drawn as {spec.model} routes, seed {spec.seed}"
-        return _synthesized(spec, sample, [*lengths, *more], recipe, name)
+        found = _synthesized(spec, sample, lengths, recipe, name)
+        return _with_learnable(found, spec, recipe, data_dir)
 
     def under(law: Law) -> Source:
         return _synthesized(spec, sample, lengths[: spec.batch], law.recipe, f"{name}, {law}")
 
     name = f"a trace drawn for {spec.model} by the law of recorded families, seed {spec.seed}"
-    found = _synthesized(spec, sample, [*lengths, *more], LAW.recipe, name)
-    return replace(found, under=under)
+    found = _synthesized(spec, sample, lengths, LAW.recipe, name)
+    return _with_learnable(replace(found, under=under), spec, LAW.recipe, data_dir)
+
+
+def _with_learnable(
+    found: Source, spec: RunSpec, recipe: SynthesisRecipe, data_dir: Path | None
+) -> Source:
+    """Add texts to learn from, as long as the prompts of seed 0, to a drawn trace.
+
+    They depend on the run's model, workload, recipe and counts of texts and tokens, not on its
+    seed.
+    """
+    sample, questions = prompts_to_draw(spec.model_copy(update={"seed": 0}), data_dir)
+    lengths = (len(question.prompt) for question in questions)
+    more = list(islice(cycle(lengths), spec.calibrate_texts or LEARNABLE))
+    others = spec.model_copy(update={"seed": LEARNT_SEED})
+    learnt = _synthesized(others, sample, more, recipe, found.name)
+    return replace(found, learnt=learnt.open, hash=content_hash([found.hash, learnt.hash]))
 
 
 def _synthesized(
@@ -132,7 +167,7 @@ def _synthesized(
     made_of = content_hash([header.model_dump(mode="json"), lengths, spec.new_tokens])
 
     def write(out: Path) -> None:
-        synthesis = Synthesis(topology, recipe, spec.seed)
+        synthesis = Synthesis(topology, recipe, spec.seed, MODEL_SEED)
         synthesize(synthesis, spec.model, lengths, spec.new_tokens, out)
 
     return Source(name, header, made_of, sample, _kept(f"drawn-{made_of}", write))

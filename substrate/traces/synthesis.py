@@ -70,13 +70,23 @@ class Drawn(NamedTuple):
 
 
 class Synthesis:
-    """Generator of synthesized routing: draws sequences one after the other from one seed."""
+    """Generator of synthesized routing: draws sequences one after the other from one seed.
 
-    def __init__(self, topology: Topology, recipe: SynthesisRecipe, seed: int) -> None:
+    Args:
+        model: seed of what all texts of a model have in common, its popular experts; by default
+            ``seed``.  With one ``model``, other seeds are other texts of the same model.
+    """
+
+    def __init__(
+        self, topology: Topology, recipe: SynthesisRecipe, seed: int, model: int | None = None
+    ) -> None:
         self.topology, self.recipe, self.seed = topology, recipe, seed
         self._random = np.random.default_rng(seed)
         layers, experts, top_k = topology
         self._common = self._normal(layers, experts)
+        if model not in (None, seed):
+            drawn = np.random.default_rng(model)
+            self._common = drawn.standard_normal((layers, experts), dtype=np.float32)
         profile = np.interp(np.linspace(0, 2, layers), (0, 1, 2), recipe.depth)
         lasting = np.array([[recipe.static], [recipe.ar1]]) * profile
         # The static and AR(1) variances are at most 0.95 together, so that some noise is left.

@@ -40,12 +40,18 @@ Rates = dict[int, dict[str, float]]
 
 
 class Routing(NamedTuple):
-    """A trace whose first ``replayed`` sequences are held out; the last ones train the network."""
+    """A trace whose first ``replayed`` sequences are held out, and the texts of the network.
+
+    The network learns from the last ``learnt`` sequences of the trace ``shown``, which may be the
+    same trace, with the option ``cached`` of `LearnedEviction`.
+    """
 
     trace: Path
     replayed: int
+    shown: Path
     learnt: int
     artefacts: Path
+    cached: int = 0
 
     @property
     def experts(self) -> int:
@@ -54,9 +60,9 @@ class Routing(NamedTuple):
 
     def sequences(self, learnt: bool) -> list[np.ndarray]:
         """Return the chosen experts ``[T, L, K]`` of each training or held-out sequence."""
-        trace = open_trace(self.trace)
+        trace = open_trace(self.shown if learnt else self.trace)
         rows = trace.sequences
-        chosen = rows[self.replayed :][-self.learnt :] if learnt else rows[: self.replayed]
+        chosen = rows[-self.learnt :] if learnt else rows[: self.replayed]
         return [trace.ids_TLK[one].astype(np.int64) for one in chosen]
 
 
@@ -67,12 +73,15 @@ def routings(evidence: Evidence, setting: str) -> list[Routing]:
     """
     found = {}
     for spec in evidence.specs(EVICTIONS):
-        if spec.setting == setting:
-            trace = source_of(spec, evidence.data_dir).open(evidence.scratch)
-            rest = len(trace.sequences) - spec.prompts
+        if spec.setting == setting and spec.overrides.get("evict") == "flashmoe":
+            cached = int(spec.overrides.get("evict.cached", 0))
+            source = source_of(spec, evidence.data_dir)
+            trace = source.open(evidence.scratch)
+            shown, replayed = source.learnable(evidence.scratch, spec.prompts)
+            rest = len(shown.sequences) - replayed
             learnt = min(rest, spec.calibrate_texts or LearnedEviction.calibration_texts)
             found[spec.seed] = Routing(
-                trace.path, spec.prompts, learnt, folder(evidence.scratch)
+                trace.path, spec.prompts, shown.path, learnt, folder(evidence.scratch), cached
             )  # fmt: skip
     if not found:
         raise MissingEvidenceError(f"nothing of {setting} is replayed here")
@@ -95,7 +104,7 @@ def measured(
 @lru_cache
 def network(routing: Routing) -> LearnedEviction:
     """Return the eviction networks of the runs, trained now or read from the kept file."""
-    learnt = cast(LearnedEviction, make("evict", "flashmoe"))
+    learnt = cast(LearnedEviction, make("evict", "flashmoe", cached=routing.cached))
     texts = [RoutedSequence(ids, 0) for ids in routing.sequences(learnt=True)]
     layers, k = texts[0].ids_TLK.shape[1:]
     learnt.calibrate(texts, topology(layers, routing.experts, k), routing.artefacts)

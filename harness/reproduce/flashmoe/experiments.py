@@ -23,7 +23,7 @@ MODELS = {"F1": "OLMoE", "F2": "Qwen3"}
 def _of_both_models(name: str, common: dict[str, Any], product: dict[str, Any]) -> Experiment:
     sizes, quick_sizes = (
         {"setting": ["F1", "F2"], "prompts": prompts, "calibrate_texts": texts}
-        for prompts, texts in (([32, 16], [512, 256]), ([6, 2], [32, 8]))
+        for prompts, texts in (([16, 8], [512, 512]), ([6, 2], [64, 64]))
     )
     common = {"workload": "facts", "routing": "drawn", **common, "new_tokens": 64}
     return Experiment(
@@ -51,13 +51,16 @@ RECORDED = CounterExperiment(
     },
 )  # fmt: skip
 
-#: More training texts for Qwen3, whose network has the fewest with ``--quick``.
-MORE_TEXTS = CounterExperiment(
-    "the network shown 32 texts",
+#: "Masked target data": the network learns to rank only what Belady's cache of that size holds.
+MASKED = CounterExperiment(
+    "labels masked: only experts that Belady's cache of 24 slots holds",
     {
-        "setting": "F2", "prompts": 2, "calibrate_texts": 32, "seed": 0,
-        "set": [{"evict": "flashmoe"}, {"evict": "lru"}],
+        "set": [
+            {"evict": "flashmoe", "evict.cached": "24"},
+            *({"evict": name} for name in POLICIES if name != "flashmoe"),
+        ]
     },
+    reading=True,
 )  # fmt: skip
 
 #: Recordings hold fewer than 256 tokens of a text, so that longer prompts cannot be counted.

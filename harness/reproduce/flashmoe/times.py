@@ -13,7 +13,7 @@ import numpy as np
 from moebench.harness.reproduce import read
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.flashmoe import counts
-from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, OTHERS
+from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, OTHERS, POLICIES
 from moebench.harness.reproduce.read import STALL, TPOT, Figure, Measure, percent
 from moebench.results.claims import Measured
 from moebench.substrate.engine.decisions import LayerView
@@ -23,8 +23,20 @@ from moebench.systems.learn.eviction_network import History
 
 def best_of(runs: Runs, name: str, others: Sequence[str]) -> float:
     """Return the decode speed with one eviction policy over the best of some others."""
-    best = min(runs.of(set={"evict": other}).mean(TPOT) for other in others)
-    return best / runs.of(set={"evict": name}).mean(TPOT)
+    best = min(evicting(runs, other).mean(TPOT) for other in others)
+    return best / evicting(runs, name).mean(TPOT)
+
+
+def evicting(runs: Runs, name: str) -> Runs:
+    """Return the runs with one eviction policy, whatever its options."""
+    return Runs(run for run in runs if run["spec"]["overrides"].get("evict") == name)
+
+
+def slower_share(runs: Runs) -> float:
+    """Return the share of other eviction policies with which decode is slower."""
+    others = [name for name in POLICIES if name != "flashmoe"]
+    slower = [best_of(runs, "flashmoe", [name]) > 1 for name in others]
+    return sum(slower) / len(slower)
 
 
 def of_setting(setting: str, figure: Figure) -> Measure:
@@ -58,7 +70,7 @@ def sooner(others: Sequence[str], *paths: str) -> Figure:
 
 def loading_share(runs: Runs) -> float:
     """Return the share of decode in which the device waits for experts, in percent."""
-    return read.share_of_decode(runs.of(set={"evict": "flashmoe"}), STALL)
+    return read.share_of_decode(evicting(runs, "flashmoe"), STALL)
 
 
 @read.curried
@@ -125,6 +137,20 @@ def swaps_and_reads_ms(evidence: Evidence) -> Measured:
     loaded = LAYERS * len(swaps(_prompt_of_a_layer(), THRESHOLD))
     said = f"{loaded} experts at {READ_MS:g} ms, and {decided.value:.1f} ms to decide"
     return Measured.of([decided.value + loaded * READ_MS], "estimate", said)
+
+
+#: Clock cycles a second of the paper's host (Table 2: Ryzen 9600X, at most 5.4 GHz).
+CLOCK_HZ = 5.4e9
+
+
+def placements_s(evidence: Evidence) -> Measured:
+    """Return the time to weigh all placements of 64 experts in 24 slots, one a cycle, in s."""
+    few, many = math.comb(8, 4), math.comb(64, 24)
+    said = (
+        f"exact: {many:.2g} placements, one at each cycle of {CLOCK_HZ / 1e9:g} GHz; Mixtral's 8 "
+        f"experts in 4 slots have {few}"
+    )
+    return Measured.of([many / CLOCK_HZ], "counted", said)
 
 
 def search_s(evidence: Evidence) -> Measured:

@@ -91,7 +91,8 @@ def test_every_system_runs_and_says_whose_routing_it_had(
     whole = 2 * 4 * LAYERS * TOP_K  # two prompts, four decoded tokens
     assert active == whole or (system == "adapmoe" and active < whole), "it leaves experts out"
     for policy in found["provenance"]["learnt"].values():
-        assert policy["from"].startswith("the trace's last ")
+        known = "other drawn texts" if routing == "drawn" else "the trace's last "
+        assert known in policy["from"]
 
 
 def test_a_run_shows_its_routing() -> None:
@@ -107,17 +108,29 @@ def test_a_run_shows_its_routing() -> None:
 # --------------------------------------------------------------------------- drawn
 
 
-def test_a_drawn_trace_has_the_prompts_lengths_and_texts_to_learn_from() -> None:
-    given = {"system": "daop", "setting": "D1", "prompts": 3, "new_tokens": 4, "seed": 5}
+def prompt_lengths(seed: int) -> list[int]:
+    """Return the lengths of a run's three prompts, with the seed."""
+    given = {"system": "daop", "setting": "D1", "prompts": 3, "new_tokens": 4, "seed": seed}
     live = prepare_live(resolve(None, **given), None)
+    return [len(question.prompt) for question in live.questions]
+
+
+def test_a_drawn_trace_has_the_prompts_lengths_and_another_has_texts_to_learn_from() -> None:
     document("daop", "drawn", "--prompts", "3", "--new-tokens", "4", "--seed", "5")
-    (folder,) = (Path(".moebench") / "routing").iterdir()
-    trace = open_trace(folder)
-    lengths = [len(question.prompt) for question in live.questions]
-    assert trace.prompts[:3] == lengths
-    assert len(trace.prompts) == 3 + 64
-    assert set(trace.prompts[3:]) == set(lengths)
-    assert {trace.passes(s) for s in range(3 + 64)} == {4}
+    folders = (Path(".moebench") / "routing").iterdir()
+    trace, learnt = sorted(map(open_trace, folders), key=lambda trace: len(trace.prompts))
+    assert trace.prompts == prompt_lengths(5)
+    assert len(learnt.prompts) == 64
+    assert set(learnt.prompts) == set(prompt_lengths(0))
+    assert {one.passes(s) for one in (trace, learnt) for s in range(len(one.prompts))} == {4}
+    assert not np.array_equal(trace.ids_TLK[:3], learnt.ids_TLK[:3])
+
+
+def test_runs_with_other_seeds_learn_from_the_same_texts() -> None:
+    """The third run, with other lengths, is shown other texts."""
+    for seed, tokens, traces in ((5, "4", 2), (6, "4", 3), (6, "3", 5)):
+        document("daop", "drawn", "--prompts", "3", "--new-tokens", tokens, "--seed", str(seed))
+        assert len(list((Path(".moebench") / "routing").iterdir())) == traces
 
 
 def test_a_trace_is_drawn_once_for_all_systems_and_kept_in_the_store(tmp_path: Path) -> None:

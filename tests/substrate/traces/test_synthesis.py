@@ -49,6 +49,23 @@ def drawn(
     return found
 
 
+def test_other_seeds_of_one_model_are_other_texts_with_the_same_popular_experts() -> None:
+    """All of the static part is common: the most popular experts are the model's alone."""
+    recipe = replace(SynthesisRecipe(static=0.9, ar1=0, common=1), recall=None)
+
+    def popular(seed: int, model: int | None) -> tuple[np.ndarray, np.ndarray]:
+        ids = Synthesis(TOPOLOGY, recipe, seed, model).draw(32, 64).ids_TLK
+        counts = [np.bincount(layer.ravel(), minlength=32) for layer in ids.swapaxes(0, 1)]
+        return ids, np.argmax(counts, axis=1)
+
+    (one, first), (other, second) = popular(1, 0), popular(2, 0)
+    assert not np.array_equal(one, other)
+    assert np.mean(first == second) > 0.5
+    assert np.mean(first == popular(1, None)[1]) < 0.5
+    # The model's own seed draws what it drew without the argument.
+    assert np.array_equal(popular(1, 1)[0], popular(1, None)[0])
+
+
 def statistic(recipe: SynthesisRecipe, name: str, **more) -> float:
     return compared(drawn(recipe, **more), TOPOLOGY.experts, {})[name].drawn
 

@@ -9,6 +9,7 @@ from moebench.substrate.errors import InputError, UsageError
 from moebench.systems.learn.eviction_network import (
     EvictionNetworkOptions,
     History,
+    _data,
     features,
     first_tokens,
     labels,
@@ -136,6 +137,42 @@ def test_equal_data_and_seed_give_equal_networks(tmp_path):
     with torch.inference_mode():  # as in a run
         b = trained([routed()], 8, options, tmp_path / "b")
     assert all(np.array_equal(x, y) for x, y in zip(a.weights, b.weights, strict=True))
+
+
+def test_layers_are_trained_in_groups_that_stop_on_their_own(tmp_path):
+    """Six layers are two groups; each ends where its own losses do, and every layer is trained."""
+    told = []
+    options = EvictionNetworkOptions(hidden=8, epochs=40)
+    texts = [routed(60, layers=6, seed=seed) for seed in range(3)]
+    network = trained(texts, 8, options, tmp_path, lambda *done: told.append(done))
+    assert [a.shape[0] for a in (*network.weights, *network.biases)] == [6] * 6
+    assert {most for _, most in told} == {2 * 40}
+    first = [done for done, _ in told if done <= 40]
+    second = [done - 40 for done, _ in told if done > 40]
+    for epochs in (first, second):
+        assert epochs == list(range(1, len(epochs) + 1))
+    low, high = sorted(map(len, (first, second)))
+    assert network.note["epochs"] == (f"{low}" if low == high else f"{low} to {high}")
+    assert network.note["texts"] == "3"
+
+
+def test_training_stops_three_epochs_after_the_best(tmp_path):
+    """Random routing cannot be learnt: what is fitted longer is worse on other texts."""
+    network = trained([routed(300)], 8, EvictionNetworkOptions(epochs=200), tmp_path)
+    assert int(network.note["epochs"]) == int(network.note["best_epoch"]) + 3 < 200
+
+
+def test_texts_for_validation_are_the_last_tokens_of_the_data():
+    """Ten texts: the last one validates; of two texts, the last tenth of each does."""
+    ten = [routed(10, seed=seed) for seed in range(10)]
+    (x, y, known), split = _data(ten, 8, 0)
+    assert split == 90
+    assert np.array_equal(x[:, 90:], features(ten[-1], 8))
+    assert np.array_equal(y[:, 20:30], labels(ten[2], 8)[0])
+    assert np.array_equal(known[:, 20:30], labels(ten[2], 8)[1])
+    (x, *_), split = _data(ten[:2], 8, 0)
+    assert split == 18
+    assert np.array_equal(x[:, 18:20], np.stack([features(ids, 8)[:, 9] for ids in ten[:2]], 1))
 
 
 def test_trained_network_ranks_frequent_experts_nearer(artefacts):
