@@ -60,6 +60,7 @@ def reproduce(
     from moebench.harness.sweep.execute import local_workers
     from moebench.harness.sweep.planned import Planned
     from moebench.harness.sweep.progress import board, forecast_of
+    from moebench.reports import reproduction
     from moebench.reports.figures import exhibits
     from moebench.reports.sections import claims as text
     from moebench.results.claims import PAPERS, write
@@ -94,7 +95,7 @@ def reproduce(
     if json:
         console.print_json([result.model_dump(mode="json") for result in found])
     elif markdown:
-        print(text.markdown(found))
+        print(reproduction.one_document(found))
     else:
         for result in found:
             console.table(result.title, text.HEADERS, text.lines(result))
