@@ -9,15 +9,7 @@ from pathlib import Path
 
 from moebench.reports.sections.claims import CAPTION, made, summary
 from moebench.reports.sections.claims_details import Block, details
-from moebench.reports.sections.claims_front import (
-    COUNTS,
-    HEADLINES,
-    HOW_TO_READ,
-    WINNERS,
-    Front,
-    front,
-    made_of,
-)
+from moebench.reports.sections.claims_front import HEADLINES, HOW_TO_READ, WINNERS, front, made_of
 from moebench.reports.text import MISSING, counted
 from moebench.results.claims import EQUAL_MEMORY, Exhibit, PaperResult, read, read_exhibit
 from moebench.substrate.files import write_text
@@ -73,7 +65,14 @@ def front_page(
     parts = ["# The papers' claims, measured here", ""]
     if linked:
         parts += [GENERATED, "The same is in `moebench report --html`.", ""]
-    parts += [*made_of(results), "", f"**{found.said}**", "", *_table(*_counts(found)), ""]
+    parts += [
+        *made_of(results),
+        "",
+        f"**{found.said}**",
+        "",
+        *_table(found.columns, found.counts),
+        "",
+    ]
     parts += ["How to read this page:", "", *(f"- {plain(line)}" for line in HOW_TO_READ), ""]
     for result, rows in found.headlines:
         parts += [f"## {plain(result.title)}", "", *_table(*_headlines(rows)), ""]
@@ -92,15 +91,6 @@ def _link(result: PaperResult) -> str:
         f"[{plain(result.title)}: all {counted(len(result.claims), 'claim')}]"
         f"(reproduction/{result.paper}.md), with conditions, explanations and counter-experiments"
     )
-
-
-def _counts(found: Front) -> tuple[Sequence[str], list[list[str]]]:
-    """Return the counts by verdict without verdicts that no claim has."""
-    kept = [
-        i for i in range(len(COUNTS))
-        if i < 2 or any(row[i] != "0" for row in found.counts)
-    ]  # fmt: skip
-    return [COUNTS[i] for i in kept], [[row[i] for i in kept] for row in found.counts]
 
 
 def _headlines(rows: Iterable[Sequence[str]]) -> tuple[Sequence[str], list[list[str]]]:

@@ -119,14 +119,14 @@ def _steps(
 
 
 def speed_s() -> float:
-    """Return the CPU seconds of a fixed computation, the least of five: the computer's speed.
+    """Return the CPU seconds of a fixed computation, the least of ten: the computer's speed.
 
     It is about half interpreted code and half products of small matrices, as runs are.
     """
     weights = np.full((256, 512), 0.5, dtype=np.float32)
     state = np.full((512, 1), 0.25, dtype=np.float32)
     taken = []
-    for _ in range(5):
+    for _ in range(10):
         began = time.process_time()
         counts: dict[int, int] = {}
         for number in range(150_000):

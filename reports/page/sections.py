@@ -127,7 +127,7 @@ def _claims(results: Sequence[PaperResult], equal_memory: Exhibit | None) -> lis
     """Return the front page of the papers' claims, then the full tables, folded by paper."""
     found = claims_front.front(results, equal_memory)
     made = " ".join(claims_front.made_of(results))
-    parts = [Part("", claims_front.COUNTS, found.counts, f"{found.said} {made}")]
+    parts = [Part("", found.columns, found.counts, f"{found.said} {made}")]
     parts += [
         Part(f"{result.title}: headlines", claims_front.HEADLINES, rows)
         for result, rows in found.headlines

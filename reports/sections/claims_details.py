@@ -71,7 +71,7 @@ def _row(claim: ClaimResult) -> list[str]:
 def _measured(claim: ClaimResult) -> str:
     """Return a claim's figure with its interval, in one cell."""
     found = with_unit(figure(claim.measured), claim.unit)
-    interval = ends(claim.measured)
+    interval = ends(claim.measured).replace(" (", ", ").rstrip(")")
     return found if interval == MISSING else f"{found} ({interval})"
 
 

@@ -63,13 +63,15 @@ class Front(NamedTuple):
 
     Attributes:
         said: all claims by verdict, as a sentence.
-        counts: a row for each paper and one for all, a cell for each of `COUNTS`.
+        columns: those of `COUNTS` that have another number than 0.
+        counts: a row for each paper and one for all, a cell for each of ``columns``.
         headlines: rows of cells of `HEADLINES`, by paper.
         winners: a row for each setting, a cell for each of `WINNERS`; empty if not measured.
         note: caption of the winners.
     """
 
     said: str
+    columns: list[str]
     counts: list[list[str]]
     headlines: list[tuple[PaperResult, list[list[str]]]]
     winners: list[list[str]]
@@ -81,6 +83,9 @@ def front(results: Sequence[PaperResult], equal_memory: Exhibit | None = None) -
     rows = [_counts(result.title, [result]) for result in results]
     if len(results) > 1:
         rows.append(_counts("all", results))
+    kept = [i for i in range(len(COUNTS)) if i < 2 or any(row[i] != "0" for row in rows)]
+    columns = [COUNTS[i] for i in kept]
+    counts = [[row[i] for i in kept] for row in rows]
     headlines = [
         (result, [_headline(claim) for claim in result.claims if claim.headline])
         for result in results
@@ -88,7 +93,7 @@ def front(results: Sequence[PaperResult], equal_memory: Exhibit | None = None) -
     won = winners(equal_memory.rows) if equal_memory else []
     note = " ".join(filter(None, [WINNERS_CAPTION, equal_memory.note if equal_memory else ""]))
     shown = [(result, lines) for result, lines in headlines if lines]
-    return Front(f"{summary(results)}.", rows, shown, won, note)
+    return Front(f"{summary(results)}.", columns, counts, shown, won, note)
 
 
 def made_of(results: Iterable[PaperResult]) -> list[str]:

@@ -24,12 +24,16 @@ from tests.reports.sections.claims_fixture import (
 
 
 def test_every_paper_is_counted_and_all_together() -> None:
-    found = [dict(zip(COUNTS, line, strict=True)) for line in front([SMOE, DAOP]).counts]
+    page = front([SMOE, DAOP])
+    found = [dict(zip(page.columns, line, strict=True)) for line in page.counts]
     assert [line["paper"] for line in found] == ["SMoE", "DAOP", "all"]
     assert [line["reproduced, with evidence"] for line in found] == ["1", "1", "2"]
     assert [line["reproduced, by construction"] for line in found] == ["1", "0", "1"]
     assert found[0]["cannot show a loss"] == found[0]["no effect"] == "1"
     assert len(front([SMOE]).counts) == 1
+    assert {"no verdict", "reproduced, cannot fail here"} == {*COUNTS} - {*page.columns} - {
+        "not reproduced", "reproduced, same as another row"
+    }  # fmt: skip
 
 
 def test_a_headline_has_range_readings_verdict_and_cause() -> None:
