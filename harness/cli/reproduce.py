@@ -123,7 +123,8 @@ def _show_plan(
     processes: int,
 ) -> None:  # fmt: skip
     """Print the cells and the expected time, with counter-experiments and ranges."""
-    from moebench.harness.reproduce.costs import guess, steps
+    from moebench.harness.reproduce.costs import steps
+    from moebench.harness.reproduce.expected import guess
     from moebench.harness.sweep.estimate import duration
     from moebench.harness.sweep.forecast import Load
     from moebench.harness.sweep.progress import title

@@ -2,8 +2,8 @@
 
 A reproduction keeps, in the provenance of each paper's results, the CPU seconds of a cell of each
 experiment, of ``--quick`` and in full, and of the calling process (which measures claims, and
-trains some networks).  Learning is part of the cells that learn.  A forecast multiplies them by the
-cells that are to run, counter-experiments and ranges included, and by this computer's speed.
+trains some networks).  Learning is part of the cells that learn.  `harness.reproduce.expected`
+forecasts with them.
 """
 
 import os
@@ -19,7 +19,7 @@ from moebench.harness.reproduce import ranges
 from moebench.harness.reproduce.claim import Claim, PaperClaims
 from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.reproduce.run_claims import DIFFERING, MOVABLE
-from moebench.harness.sweep.estimate import START_S, run_seconds
+from moebench.harness.sweep.estimate import run_seconds
 from moebench.harness.sweep.forecast import LIVE, REPLAY, counts_of
 from moebench.harness.sweep.progress import Board
 from moebench.harness.sweep.worker import Failed, Finished, Job
@@ -27,9 +27,6 @@ from moebench.results.claims import ClaimResult, PaperResult
 from moebench.substrate.errors import IntegrityError, MoeBenchError
 
 Size = Literal["quick", "full"]
-
-#: Least share of the calling process's time that is spent even if all cells are stored.
-LEAST_OWN = 0.25
 
 _T = TypeVar("_T")
 
@@ -205,13 +202,13 @@ class Meter:
         size: Size = "quick" if evidence.quick else "full"
         costs: dict[str, dict[str, Any]] = {}
         for paper in papers:
-            before = _costs(earlier.get(paper.paper))
+            before = costs_of(earlier.get(paper.paper))
             experiments = {name: dict(sizes) for name, sizes in before["experiments"].items()}
             for (owner, name, how), jobs in by.items():
                 ran = [self.cells[cell] * share for cell in jobs if cell in self.cells]
                 if owner == paper.paper and len(ran) * 2 >= len(jobs) > 0:
                     sizes = experiments.setdefault(name, {})
-                    sizes[how] = [len(ran), round(sum(ran) / len(ran), 4), _work(jobs.values())]
+                    sizes[how] = [len(ran), round(sum(ran) / len(ran), 4), work(jobs.values())]
             own = self.own.get(paper.paper, 0.0) + unshared / len(papers)
             fresh = bool(self.cells) or size not in before["own_s"]
             costs[paper.paper] = {
@@ -243,110 +240,13 @@ def _workers_s() -> float:
     return spent.children_user + spent.children_system
 
 
-def _costs(result: PaperResult | None) -> dict[str, Any]:
+def costs_of(result: PaperResult | None) -> dict[str, Any]:
+    """Return the costs that a paper's results keep; empty ones if there are none."""
     found = result.provenance.get("costs") if result else None
     return found if isinstance(found, dict) else {"own_s": {}, "experiments": {}}
 
 
-def _work(jobs: Iterable[Job]) -> float:
+def work(jobs: Iterable[Job]) -> float:
     """Return the mean time of some cells by the constants for any cell, in seconds."""
     times = [run_seconds(counts_of(job.spec), REPLAY if job.spec.replays else LIVE) for job in jobs]
     return round(sum(times) / len(times), 4)
-
-
-# ----------------------------------------------------------------------------- forecast
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """Expected time of a reproduction.
-
-    Attributes:
-        seconds: wall time.
-        cells, todo: distinct cells, and those that the store does not hold.
-        measured: those to run whose costs were measured in an earlier reproduction.
-        scale: time of this computer over that of the one that measured.
-        of: when and with which commit the costs were measured.
-    """
-
-    seconds: float
-    cells: int
-    todo: int
-    measured: int
-    scale: float
-    of: str
-
-
-def guess(
-    found: Iterable[Step], finished: Callable[[Iterable[str]], Mapping[str, str]],
-    known: Mapping[str, PaperResult], processes: int, slowdown: float = 1.0,
-) -> Guess:  # fmt: skip
-    """Return the expected time of a reproduction's cells and of its calling process.
-
-    Args:
-        finished: returns which of some cells are stored.
-        known: earlier results with their costs, by paper.
-        processes: cells that run at the same time.
-        slowdown: wall time over CPU time beside the other processes of this computer.
-    """
-    first: dict[str, Step] = {}
-    jobs: dict[str, Job] = {}
-    for step in found:
-        for job in step.jobs:
-            first.setdefault(job.cell_id, step)
-            jobs.setdefault(job.cell_id, job)
-    stored = finished(jobs)
-    speed = speed_s()
-    scales = {name: _scale(result, speed) for name, result in known.items()}
-    seconds, measured = 0.0, 0
-    left: dict[str, int] = {}
-    sizes: dict[str, Size] = {}
-    for cell, step in first.items():
-        sizes.setdefault(step.paper, step.size)
-        left.setdefault(step.paper, 0)
-        if cell in stored:
-            continue
-        left[step.paper] += 1
-        each = _each(_costs(known.get(step.paper)), step, jobs[cell])
-        measured += each is not None
-        constant = _work([jobs[cell]])
-        seconds += constant if each is None else each * scales[step.paper]
-    own = 0.0
-    for paper, count in left.items():
-        whole = sum(step.paper == paper for step in first.values())
-        spent = _costs(known.get(paper))["own_s"]
-        usual = spent.get(sizes[paper], max(spent.values(), default=0.0))
-        own += usual * scales.get(paper, 1.0) * max(count / whole, LEAST_OWN)
-    todo = sum(left.values())
-    cores = max(1, min(processes, os.cpu_count() or 1))
-    start = START_S if todo else 0.0
-    used = [known[paper] for paper in left if "costs" in known.get(paper, _NONE).provenance]
-    made = {f"{r.provenance.get('created', '')[:10]} ({r.provenance.get('commit')})" for r in used}
-    return Guess(
-        (start + seconds / cores + own) * slowdown, len(jobs), todo, measured,
-        max((scales[one.paper] for one in used), default=1.0), ", ".join(sorted(made)),
-    )  # fmt: skip
-
-
-#: Stands for a paper without earlier results.
-_NONE = PaperResult(paper="smoe", title="", quick=True, provenance={}, claims=())
-
-
-def _scale(result: PaperResult, speed: float) -> float:
-    before = _costs(result).get("speed_s")
-    return speed / before if before else 1.0
-
-
-def _each(costs: Mapping[str, Any], step: Step, job: Job) -> float | None:
-    """Return a cell's CPU seconds from its experiment's costs; None if these are not known.
-
-    Costs of the other size are multiplied by the ratio of the constants' times.
-    """
-    sizes = costs["experiments"].get(step.experiment, {})
-    other: Size = "full" if step.size == "quick" else "quick"
-    if step.size in sizes:
-        return float(sizes[step.size][1])
-    if other in sizes:
-        _, seconds, work = sizes[other]
-        return float(seconds * _work([job]) / work)
-    return None

@@ -7,8 +7,9 @@ import pytest
 
 from moebench.harness.reproduce.bands import Bands
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims
-from moebench.harness.reproduce.costs import Meter, Step, guess, steps
+from moebench.harness.reproduce.costs import Meter, Step, steps
 from moebench.harness.reproduce.evidence import Evidence, Experiment
+from moebench.harness.reproduce.expected import guess
 from moebench.harness.reproduce.ranges import PLACES
 from moebench.harness.sweep.estimate import START_S
 from moebench.harness.sweep.progress import Unseen
@@ -105,7 +106,7 @@ def costs(**experiments: Any) -> dict[str, PaperResult]:
 @pytest.fixture
 def speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A computer on which everything takes twice as long."""
-    monkeypatch.setattr("moebench.harness.reproduce.costs.speed_s", lambda: 2 * SPEED_S)
+    monkeypatch.setattr("moebench.harness.reproduce.expected.speed_s", lambda: 2 * SPEED_S)
 
 
 def nothing(cells: Any) -> dict[str, str]:
