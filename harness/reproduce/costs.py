@@ -51,9 +51,14 @@ def steps(
     Claims that differed before have their counter-experiments again, and ranges are measured at the
     same places; ranges without earlier results, at `ranges.PLACES`.  A cell may occur repeatedly.
 
+    In a store without runs, cells of ranges have ids that only tell them apart: nothing is looked
+    up by them, and real ones take a third of the time of all.
+
     Args:
         known: earlier results, by paper.
     """
+    fresh = not evidence.store.ids()
+    small = evidence.moved({})
     size: Size = "quick" if evidence.quick else "full"
     moved: dict[tuple[str, float], Evidence] = {}
     changed: dict[str, Evidence] = {}
@@ -73,9 +78,18 @@ def steps(
         for search in ranges.searches(movable, evidence):
             for place in _places(search, earlier):
                 at = (search.field, place) if place else ("", 0.0)
+                if fresh:
+                    for step in _steps(paper, "quick", search.claim.needs, small):
+                        yield step._replace(jobs=_elsewhere(step.jobs, *at)) if place else step
+                    continue
                 if at not in moved:
                     moved[at] = evidence.moved({search.field: place} if place else {})
                 yield from _steps(paper, "quick", search.claim.needs, moved[at])
+
+
+def _elsewhere(jobs: Sequence[Job], name: str, place: float) -> list[Job]:
+    """Return jobs with ids of their own, for a place in the range of a number."""
+    return [job._replace(cell_id=f"{job.cell_id}+{name}@{place:g}") for job in jobs]
 
 
 def _differed(claim: Claim, earlier: Mapping[str, ClaimResult]) -> bool:

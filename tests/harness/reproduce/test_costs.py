@@ -17,6 +17,7 @@ from moebench.harness.sweep.worker import Failed, Job
 from moebench.results.claims import Band, ClaimResult, Measured, PaperResult, Point, Range, Verdict
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
+from tests.results.documents import document
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -79,6 +80,16 @@ def test_ranges_are_measured_at_the_places_of_before(evidence: Evidence) -> None
     )
     known = earlier(Verdict.REPRODUCED, ranges=(Range(field=FIELD, unit="GB/s", points=points),))
     assert cells(paper(), evidence, known) == 2 + 2 * len(points)
+
+
+def test_a_store_with_runs_is_asked_for_the_cells_of_ranges(evidence: Evidence) -> None:
+    """As many cells as without runs, whose ids are those that the reproduction will ask for."""
+    count = cells(paper(), evidence, {})
+    evidence.store.put(document("0123456789ab"))
+    assert cells(paper(), evidence, {}) == count
+    moved = evidence.moved({FIELD: -1.0}).jobs(PAIR)
+    planned = {j.cell_id for step in steps([paper()], evidence, {}) for j in step.jobs}
+    assert {job.cell_id for job in moved} <= planned
 
 
 # ----------------------------------------------------------------------------- the time
