@@ -5,14 +5,16 @@ There is one JSON file for each paper:
     results/claims/smoe.json       what ships, from a full run
     .moebench/claims/smoe.json     a user's own
 
-`moebench reproduce` writes them; reports read them.
+`moebench reproduce` writes them; reports read them.  A folder may also hold tables that are of no
+single paper, such as `EQUAL_MEMORY`, one `Exhibit` a file.  Files of earlier versions are read:
+a field that they lack has its default.
 """
 
 import math
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,6 +27,10 @@ FOLDER = Path(__file__).parent / "claims"
 
 Paper = Literal["smoe", "daop", "duoserve", "flashmoe"]
 PAPERS: tuple[Paper, ...] = ("smoe", "daop", "duoserve", "flashmoe")
+
+#: Id of the table of all systems at equal memory.  Fields of its rows: ``setting``, ``model``,
+#: ``machine``, ``memory_gb`` (GB), ``system``, ``tpot_ms`` (ms), ``lossless``.
+EQUAL_MEMORY = "equal-memory"
 
 
 class _Part(BaseModel):
@@ -165,6 +171,7 @@ class Range(_Part):
 
     Attributes:
         field: the number's path in profiles, such as ``host.gemv_bandwidth``.
+        unit: unit of the number, of all ``values``.
         points: figures in ascending order of ``at``; they include both ends and the profile's
             value.
         crossings: where the verdict changes, found by bisection.
@@ -274,7 +281,8 @@ class PaperResult(_Part):
 
     Attributes:
         quick: whether fewer prompts were used than for the results that ship.
-        provenance: versions, commit, hashes, when; wall time in seconds.
+        provenance: versions, commit, hashes, when; wall time in seconds; ``costs``, what the run
+            took by experiment (`harness.reproduce.costs`).
     """
 
     paper: Paper
@@ -303,14 +311,52 @@ def write(result: PaperResult, folder: Path) -> Path:
     return file
 
 
+def read_exhibit(name: str, folder: Path = FOLDER) -> Exhibit | None:
+    """Read a table that is of no single paper; None if the folder has no such file.
+
+    Raises InputError: the file is damaged, or one of `EQUAL_MEMORY`'s rows lacks a field.
+    """
+    file = folder / f"{name}.json"
+    if not file.exists():
+        return None
+    found = _parsed(file, Exhibit, "write it again")
+    for number, row in enumerate(found.rows):
+        if missing := _FIELDS.get(name, frozenset()) - frozenset(row):
+            raise InputError(f"{file}: rows.{number}: without {', '.join(sorted(missing))}")
+    return found
+
+
+def write_exhibit(exhibit: Exhibit, folder: Path) -> Path:
+    """Write a table that is of no single paper to a file named after its id.
+
+    Raises InputError: it cannot be written.
+    """
+    file = folder / f"{exhibit.id}.json"
+    write_text(file, exhibit.model_dump_json(indent=1) + "\n")
+    return file
+
+
+#: Fields that every row of a table must have.
+_FIELDS = {
+    EQUAL_MEMORY: frozenset(
+        ("setting", "model", "machine", "memory_gb", "system", "tpot_ms", "lossless")
+    )
+}
+
+
 def _read(file: Path) -> PaperResult:
+    return _parsed(file, PaperResult, f"write it again: moebench reproduce {file.stem}")
+
+
+_Parsed = TypeVar("_Parsed", bound=_Part)
+
+
+def _parsed(file: Path, kind: type[_Parsed], remedy: str) -> _Parsed:
     try:
-        return PaperResult.model_validate_json(file.read_text(encoding="utf-8"))
+        return kind.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
     except ValidationError as error:
         detail = error.errors()[0]
         where = ": ".join([str(file), *filter(None, [".".join(map(str, detail["loc"]))])])
-        raise InputError(
-            f"{where}: {detail['msg']}; write it again: moebench reproduce {file.stem}"
-        ) from error
+        raise InputError(f"{where}: {detail['msg']}; {remedy}") from error

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moebench.reports.report import Report
     from moebench.reports.sections.accuracy import View
     from moebench.reports.sections.history import Since
-    from moebench.results.claims import PaperResult
+    from moebench.results.claims import Exhibit, PaperResult
     from moebench.results.store import Cell, Store
 
 Runs = list[dict[str, Any]]
@@ -88,7 +88,8 @@ def report(
     views, results = _accuracy(accuracy, store), _claims(claims, store)
     history = over_commits(since, metric, opened, runs)
     if html is not None:
-        _write_page(html, opened, runs, views, failed, results, history)
+        equal = _equal_memory(claims or store / OWN_CLAIMS, results)
+        _write_page(html, opened, runs, views, failed, results, history, equal)
     views, results = _with_shipped(views, results) if shipped else (views, results)
     tables = partial(
         all_tables, runs, views, failed, results, intervals=intervals, settings=stated()
@@ -167,6 +168,13 @@ def _claims(folder: Path | None, store: Path) -> list["PaperResult"]:
     return found
 
 
+def _equal_memory(folder: Path, results: list["PaperResult"]) -> "Exhibit | None":
+    """Return the table at equal memory that belongs to the claims that the page shows, if any."""
+    from moebench.results.claims import EQUAL_MEMORY, FOLDER, read_exhibit
+
+    return read_exhibit(EQUAL_MEMORY, folder if results else FOLDER)
+
+
 def _with_shipped(
     views: list["View"], results: list["PaperResult"]
 ) -> tuple[list["View"], list["PaperResult"]]:
@@ -182,7 +190,7 @@ def _with_shipped(
 
 def _write_page(
     out: Path, store: "Store", runs: Runs, views: list["View"], failed: list["Cell"],
-    claims: list["PaperResult"], history: "Since | None",
+    claims: list["PaperResult"], history: "Since | None", equal_memory: "Exhibit | None",
 ) -> None:  # fmt: skip
     from moebench.harness.api.compare import stated
     from moebench.harness.run.repeat import repeats
@@ -200,6 +208,7 @@ def _write_page(
         views or accuracy.load(), failed, throughput.load(store.directory, whole.values()),
         documents(), claims or read(), stated(), whole, history,
         [name for name in own if not own[name]],
+        equal_memory,
     )  # fmt: skip
     render(contents, out, str(store.directory))
     console.say(f"{counted(len(runs), 'run')} in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")

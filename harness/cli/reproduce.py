@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from moebench.harness.reproduce.evidence import Evidence
     from moebench.harness.sweep.progress import Board
     from moebench.harness.sweep.worker import Job
+    from moebench.results.claims import PaperResult
 
 
 class Which(StrEnum):
@@ -53,6 +54,7 @@ def reproduce(
 
     from moebench.harness.arguments import find_data_dir, require_writable
     from moebench.harness.extras import require
+    from moebench.harness.reproduce.costs import Meter
     from moebench.harness.reproduce.evidence import Evidence
     from moebench.harness.reproduce.run_claims import ExecutionContext
     from moebench.harness.reproduce.run_claims import reproduce as measure
@@ -60,6 +62,7 @@ def reproduce(
     from moebench.harness.sweep.execute import local_workers
     from moebench.harness.sweep.planned import Planned
     from moebench.harness.sweep.progress import board, forecast_of
+    from moebench.reports import reproduction
     from moebench.reports.figures import exhibits
     from moebench.reports.sections import claims as text
     from moebench.results.claims import PAPERS, write
@@ -70,23 +73,28 @@ def reproduce(
     names = PAPERS if paper is Which.all else (paper.value,)
     chosen = [import_module(f"moebench.harness.reproduce.{name}").PAPER for name in names]
     if dry_run:
-        _show_plan(chosen, evidence, folder, jobs)
+        _show_plan(chosen, evidence, _known(target), jobs)
         return
     require_writable(store)
     require_writable(target)
     if figures is not None:
         require("vl_convert", "--figures")
         require_writable(figures, "--figures")
-    began = time.monotonic()
+    began, earlier, meter = time.monotonic(), _known(target), Meter()
     opened = local_workers(jobs, folder, store, samples=True)
 
     def shown(todo: "Sequence[Job]") -> "AbstractContextManager[Board]":
         forecast = forecast_of(todo, evidence.store, Planned(folder), jobs)
         console.say(f"{counted(len(todo), 'cell')} to run, {jobs} at a time, {forecast}")
-        return board(forecast)
+        return meter.watched(board(forecast))
 
     context = ExecutionContext(opened, shown, console.say, retry_failed)
-    found = measure(chosen, evidence, context)
+    found = measure([meter.timed(one) for one in chosen], evidence, context)
+    costs = meter.costs(chosen, evidence, found, earlier)
+    found = [
+        one.model_copy(update={"provenance": one.provenance | {"costs": costs[one.paper]}})
+        for one in found
+    ]
     for result in found:
         write(result, target)
     if figures is not None:
@@ -94,7 +102,7 @@ def reproduce(
     if json:
         console.print_json([result.model_dump(mode="json") for result in found])
     elif markdown:
-        print(text.markdown(found))
+        print(reproduction.one_document(found))
     else:
         for result in found:
             console.table(result.title, text.HEADERS, text.lines(result))
@@ -103,22 +111,40 @@ def reproduce(
     console.say(f"{text.summary(found)}; {took}{fewer}; in {target}")
 
 
-def _show_plan(
-    chosen: Sequence["PaperClaims"], evidence: "Evidence", data_dir: Path | None, processes: int
-) -> None:
-    """Print the cells and their estimated time, without counter-experiments."""
-    from moebench.harness.reproduce.run_claims import cells_of
-    from moebench.harness.sweep.planned import Planned
-    from moebench.harness.sweep.progress import forecast_of, title
+def _known(folder: Path) -> dict[str, "PaperResult"]:
+    """Return earlier results by paper: those of a folder, else those that ship with moebench."""
+    from moebench.results.claims import read
 
-    jobs = cells_of(chosen, evidence)
-    finished = evidence.store.finished(job.cell_id for job in jobs)
-    todo = [job for job in jobs if job.cell_id not in finished]
-    states = ["stored" if job.cell_id in finished else "to run" for job in jobs]
-    guess = forecast_of(todo, evidence.store, Planned(data_dir), processes)
-    lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(jobs, states, strict=True)]
+    return {one.paper: one for results in (read(), read(folder)) for one in results}
+
+
+def _show_plan(
+    chosen: Sequence["PaperClaims"], evidence: "Evidence", known: dict[str, "PaperResult"],
+    processes: int,
+) -> None:  # fmt: skip
+    """Print the cells and the expected time, with counter-experiments and ranges."""
+    from moebench.harness.reproduce.costs import steps
+    from moebench.harness.reproduce.expected import guess
+    from moebench.harness.sweep.estimate import duration
+    from moebench.harness.sweep.forecast import Load
+    from moebench.harness.sweep.progress import title
+
+    with Load() as load:
+        planned = list(steps(chosen, evidence, known))
+    slower = load.slowdown(processes)
+    found = guess(planned, evidence.store.finished, known, processes, slower)
+    jobs = {job.cell_id: job for step in planned for job in step.jobs}
+    stored = evidence.store.finished(jobs)
+    lines = [
+        [cell, "stored" if cell in stored else "to run", title(job.spec)]
+        for cell, job in jobs.items()
+    ]
     console.table("cells", ["cell", "state", "what"], lines)
+    rests = f"{counted(found.measured, 'cell')} by the times of {found.of}" if found.of else ""
+    if found.of:
+        rests += f" × {found.scale:.2f} for this computer, "
+    rests += f"{counted(found.todo - found.measured, 'cell')} from constants"
     console.say(
-        f"{counted(len(jobs), 'cell')}, {len(todo)} to run, {guess}; counter-experiments depend on "
-        "verdicts"
+        f"{counted(found.cells, 'cell')}, {found.todo} to run, about {duration(found.seconds)}: "
+        f"{rests}; with the counter-experiments and ranges that earlier verdicts call for"
     )

@@ -25,7 +25,7 @@ from moebench.reports.page.views import views
 from moebench.reports.sections import accuracy as alpha
 from moebench.reports.sections.history import CAPTION, Since
 from moebench.reports.sections.throughput import Curve
-from moebench.results.claims import PaperResult
+from moebench.results.claims import Exhibit, PaperResult
 from moebench.results.document import Document, badge_of
 from moebench.results.metrics import METRICS
 from moebench.results.store import CHANGED, Cell
@@ -61,6 +61,7 @@ class Contents(NamedTuple):
         curves: distributions of decode throughput, from `reports.sections.throughput.load`.
         components: from `substrate.analysis.components.documents`.
         claims: from `results.claims.read`.
+        equal_memory: all systems at equal memory, from `results.claims.read_exhibit`.
         settings: what each setting of the papers states, by its name.
         documents: whole documents by id, of the runs that are shown in full; None if ``runs`` are
             whole.
@@ -80,6 +81,7 @@ class Contents(NamedTuple):
     documents: Mapping[str, Document] | None = None
     history: Since | None = None
     shipped: Collection[str] = ()
+    equal_memory: Exhibit | None = None
 
 
 def render(contents: Contents, out: Path, source: str = "the store") -> None:
@@ -104,10 +106,12 @@ def page(contents: Contents, source: str) -> str:
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters["groupby_fold"] = sections.by_fold
     whole = [run for run in contents.runs if "evaluation" in run or not lacks(run)]
     badges = {part for run in whole for part in badge_of(run).split(", ")}
     accuracy = list(map(sections.accuracy, range(len(contents.accuracy)), contents.accuracy))
-    tables = sections.tables(whole, contents.failed, contents.claims, contents.components)
+    tables = sections.tables(whole, contents.failed, contents.claims, contents.components,
+                             contents.equal_memory)  # fmt: skip
     papers = sections.papers(contents.claims)
     shown = [run if contents.documents is None else contents.documents.get(run["run_id"])
              for run in whole]  # fmt: skip

@@ -1,13 +1,21 @@
 """The page's sections of text tables: fidelity, claims, accuracy, evaluators, failures."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from moebench.reports.figures import exhibits
 from moebench.reports.figures.accuracy import MEASURES, curves
 from moebench.reports.figures.history import history_chart
 from moebench.reports.sections import accuracy as alpha
-from moebench.reports.sections import claims, evaluations, failures, fidelity
+from moebench.reports.sections import (
+    claims,
+    claims_details,
+    claims_front,
+    evaluations,
+    failures,
+    fidelity,
+)
 from moebench.reports.sections import history as over_commits
 from moebench.reports.sections.components import HEADERS, table
 from moebench.results.claims import Exhibit, PaperResult
@@ -19,11 +27,19 @@ SHIPPED = frozenset({"fidelity", "components"})
 
 
 class Part(NamedTuple):
-    """A table of a section: its title (may be empty), headers and cells of text."""
+    """A table of a section: its title (may be empty), headers and cells of text.
+
+    Attributes:
+        said: a sentence above the table; may be empty.
+        fold: the summary under which this table and those that follow with the same one are
+            folded; empty if the table is open.
+    """
 
     title: str
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
+    said: str = ""
+    fold: str = ""
 
 
 class Section(NamedTuple):
@@ -44,9 +60,13 @@ class Section(NamedTuple):
 
 def tables(
     runs: Sequence[Document], failed: Sequence[Cell], results: Sequence[PaperResult],
-    components: Sequence[Mapping[str, Any]],
+    components: Sequence[Mapping[str, Any]], equal_memory: Exhibit | None = None,
 ) -> dict[str, Section]:  # fmt: skip
-    """Return the sections that have rows, by name."""
+    """Return the sections that have rows, by name.
+
+    Args:
+        equal_memory: all systems at equal memory, for the section of claims.
+    """
     found = [
         Section(
             "fidelity",
@@ -57,11 +77,8 @@ def tables(
         Section(
             "claims",
             "The papers' claims",
-            [
-                Part(f"{one.title}, {claims.summary([one])}", claims.HEADERS, claims.lines(one))
-                for one in results
-            ],
-            f"{claims.summary(results)}. {claims.CAPTION}" if results else "",
+            _claims(results, equal_memory) if results else [],
+            " ".join(claims_front.HOW_TO_READ),
         ),
         Section(
             "evaluators",
@@ -99,6 +116,32 @@ def tables(
             )
         )
     return {one.name: one for one in found if any(part.rows for part in one.parts)}
+
+
+def by_fold(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
+    """Return parts in groups that are folded together, with the summary of each group."""
+    return [(fold, list(group)) for fold, group in groupby(parts, key=lambda part: part.fold)]
+
+
+def _claims(results: Sequence[PaperResult], equal_memory: Exhibit | None) -> list[Part]:
+    """Return the front page of the papers' claims, then the full tables, folded by paper."""
+    found = claims_front.front(results, equal_memory)
+    made = " ".join(claims_front.made_of(results))
+    parts = [Part("", found.columns, found.counts, f"{found.said} {made}")]
+    parts += [
+        Part(f"{result.title}: headlines", claims_front.HEADLINES, rows)
+        for result, rows in found.headlines
+    ]
+    if found.winners:
+        title = "The fastest systems at equal memory"
+        parts.append(Part(title, claims_front.WINNERS, found.winners, found.note))
+    for result in results:
+        fold = f"{result.title}: {claims.summary([result])}"
+        parts += [
+            Part(one.title, one.headers, one.rows, one.said, fold)
+            for one in claims_details.details(result)
+        ]
+    return parts
 
 
 def papers(results: Sequence[PaperResult]) -> list[dict[str, Any]]:

@@ -1,20 +1,25 @@
-"""The papers' claims as rows of text: statement, measurement and verdict."""
+"""The papers' claims as rows of text: statement, measurement, verdict, and what that rests on."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from moebench.reports.text import MISSING, TextTable, text_table
-from moebench.results.claims import ClaimResult, Measured, PaperResult, Verdict
+from moebench.reports.sections.claims_ranges import depends_on
+from moebench.reports.text import MISSING, TextTable, counted, text_table
+from moebench.results.claims import ClaimResult, Measured, PaperResult, Tag, Verdict
 
 HEADERS = (
     "claim", "place", "statement", "paper", "moebench", "95 % interval", "unit", "verdict",
-    "reproduced if", "direction if", "badge", "conditions",
+    "depends on", "little evidence", "reproduced if", "no effect if", "direction if", "badge",
+    "conditions",
 )  # fmt: skip
 
 CAPTION = (
     "Bands were written down before the runs; the value decides, not its interval. Direction "
-    "only: the paper's order or sign, not its size. A badge says what times rest on; counted: no "
-    "time is in the figure."
+    "only: the paper's order or sign, not its size. No effect: less than a quarter of the paper's "
+    "effect. Depends on: the verdict changes within the range of a number of the machine's "
+    "profile. Little evidence: by construction (the figure rests on the paper's own numbers), "
+    "cannot fail here, same as another row. A badge says what times rest on; counted: no time is "
+    "in the figure."
 )
 
 
@@ -31,32 +36,88 @@ def table(result: PaperResult, brief: bool = False) -> TextTable:
     """
     shown = HEADERS[: HEADERS.index("reproduced if")] if brief else HEADERS
     rows = [line[: len(shown)] for line in lines(result)]
-    said = f"{summary([result])}; {_made(result)}"
+    said = f"{summary([result])}; {made(result)}"
     return text_table(f"claims of {result.title}", shown, rows, said, [CAPTION])
 
 
+class Counts:
+    """Numbers of claims by verdict, and of reproduced ones by tag.
+
+    Attributes:
+        verdicts: all claims, by verdict.
+        tags: reproduced claims with a tag, by tag.
+        evident: reproduced claims without a tag.
+    """
+
+    def __init__(self, results: Iterable[PaperResult]) -> None:
+        claims = [claim for result in results for claim in result.claims]
+        self.verdicts = Counter(claim.verdict for claim in claims)
+        self.tags = Counter(
+            claim.tag for claim in claims
+            if claim.verdict is Verdict.REPRODUCED and claim.tag is not None
+        )  # fmt: skip
+        self.evident = self.verdicts[Verdict.REPRODUCED] - self.tags.total()
+
+
 def summary(results: Iterable[PaperResult]) -> str:
-    """Return the number of claims by verdict, as text."""
-    counts = Counter(claim.verdict for result in results for claim in result.claims)
-    said = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
-    return f"{counts.total()} claims: {', '.join(said)}"
+    """Return the number of claims by verdict, as text; little evidence is counted apart."""
+    counts = Counts(results)
+    said = [f"{counts.evident} reproduced with evidence"] if counts.evident else []
+    if tagged := counts.tags.total():
+        why = ", ".join(f"{counts.tags[tag]} {tag}" for tag in Tag if counts.tags[tag])
+        said.append(f"{tagged} reproduced with little evidence ({why})")
+    said += [
+        f"{counts.verdicts[verdict]} {verdict}"
+        for verdict in Verdict
+        if counts.verdicts[verdict] and verdict is not Verdict.REPRODUCED
+    ]
+    return f"{counted(counts.verdicts.total(), 'claim')}: {', '.join(said)}"
 
 
 def paper_figure(claim: ClaimResult) -> str:
     """Return the paper's figure as text; a dash if the claim is about an order or a shape."""
-    return MISSING if claim.paper is None else f"{claim.paper:.4g}"
+    return MISSING if claim.paper is None else number(claim.paper)
 
 
 def figure(measured: Measured | None) -> str:
     """Return the measured figure as text."""
-    return MISSING if measured is None else f"{measured.value:.4g}"
+    return MISSING if measured is None else number(measured.value)
+
+
+def number(value: float) -> str:
+    """Return a figure with four significant digits."""
+    return f"{value:.4g}"
 
 
 def ends(measured: Measured | None) -> str:
-    """Return the interval of a measured figure as text, with its samples."""
+    """Return the interval of a measured figure as text, with its samples.
+
+    "exact" if its conditions say that no sample exists, and a dash if there was only one.
+    """
     if measured is None or measured.low is None or measured.high is None:
-        return MISSING
-    return f"{measured.low:.4g} to {measured.high:.4g} ({len(measured.samples)} {measured.over})"
+        exact = measured is not None and "exact" in measured.conditions
+        return "exact" if exact else MISSING
+    over = measured.over.removesuffix("s") if len(measured.samples) == 1 else measured.over
+    return f"{number(measured.low)} to {number(measured.high)} ({len(measured.samples)} {over})"
+
+
+def with_unit(text: str, unit: str) -> str:
+    """Return a figure's text followed by its unit; shares and counts ("1") have none."""
+    return text if unit == "1" or text == MISSING else f"{text} {unit}"
+
+
+def made(result: PaperResult) -> str:
+    """Return how and when a paper's results were made, and from which commit, as a sentence."""
+    kind = "Run with --quick: fewer prompts, workloads and seeds" if result.quick else "Full run"
+    known = result.provenance
+    commit = f"commit {known['commit']}" if known.get("commit") else ""
+    created = str(known.get("created", ""))[:10]
+    return f"{', '.join(filter(None, [kind, commit, created]))}."
+
+
+def tag_of(claim: ClaimResult) -> str:
+    """Return a claim's tag with its reason, or a dash."""
+    return MISSING if claim.tag is None else f"{claim.tag}: {claim.tag_reason}"
 
 
 def _line(claim: ClaimResult) -> list[str]:
@@ -70,56 +131,14 @@ def _line(claim: ClaimResult) -> list[str]:
         ends(measured),
         claim.unit,
         str(claim.verdict),
-        MISSING if claim.reproduced is None else str(claim.reproduced),
-        MISSING if claim.direction is None else str(claim.direction),
+        depends_on(claim) or MISSING,
+        tag_of(claim),
+        *_bands(claim),
         MISSING if measured is None else measured.badge,
         claim.reason if measured is None else measured.conditions,
     ]
 
 
-# ----------------------------------------------------------------------------- as a document
-
-
-def markdown(results: Sequence[PaperResult]) -> str:
-    """Return all claims as Markdown, with bands, explanations and counter-experiments."""
-    parts = [f"{summary(results)}.", "", CAPTION, ""]
-    for result in results:
-        parts += [f"## {result.title}", "", _made(result), ""]
-        shown = ("claim", "place", "statement", "paper", "moebench", "unit", "verdict")
-        parts += [_row(shown), _row(["---"] * len(shown))]
-        at = [HEADERS.index(name) for name in shown]
-        parts += [_row([line[i] for i in at]) for line in lines(result)]
-        parts.append("")
-        for claim in result.claims:
-            if claim.verdict is not Verdict.REPRODUCED:
-                parts += [*_difference(claim), ""]
-    return "\n".join(parts)
-
-
-def _made(result: PaperResult) -> str:
-    kind = "with --quick: fewer prompts" if result.quick else "full run"
-    return f"{kind.capitalize()}, {str(result.provenance.get('created', ''))[:10]}."
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _difference(claim: ClaimResult) -> list[str]:
-    """Return the explanation of a claim that was not reproduced, in Markdown paragraphs."""
-    found = [f"**{claim.id}** ({claim.verdict}). "]
-    if claim.reason:
-        found[0] += claim.reason
-    else:
-        unit = "" if claim.unit == "1" else f" {claim.unit}"
-        found[0] += (
-            f"moebench: {figure(claim.measured)}{unit} (interval {ends(claim.measured)}), in the "
-            f"paper {paper_figure(claim)}{unit}; reproduced if {claim.reproduced}: {claim.why}"
-        )
-    if claim.explanation:
-        found.append(claim.explanation)
-    found += [
-        f"- {one.name}: {figure(one.measured)} (interval {ends(one.measured)}), {one.verdict}"
-        for one in claim.counters
-    ]
-    return found
+def _bands(claim: ClaimResult) -> Sequence[str]:
+    bands = (claim.reproduced, claim.no_effect, claim.direction)
+    return [MISSING if band is None else str(band) for band in bands]

@@ -31,7 +31,7 @@ def pages(nav: list[Any]) -> Iterator[str]:
 def test_the_navigation_names_every_page_once() -> None:
     named = list(pages(SITE["nav"]))
     assert len(named) == len(set(named))
-    docs = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    docs = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert set(named) == docs | {"README.md", "CHANGELOG.md", "benchmarks/README.md"}
 
 
@@ -39,8 +39,8 @@ def test_generated_pages_are_listed_apart() -> None:
     (apart,) = [entry[GENERATED] for entry in SITE["nav"] if GENERATED in entry]
     made = re.compile(r"^(This page is generated|Made by `moebench)", re.MULTILINE)
     assert {*pages(apart)} == {
-        f"docs/{path.name}"
-        for path in (ROOT / "docs").glob("*.md")
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "docs").rglob("*.md")
         if made.search(path.read_text())
     }
 

@@ -34,7 +34,7 @@ def test_the_stores_own_claims_are_shown(store: Path) -> None:
     claims(store / "claims", 14.5)
     text = call("report", "--store", store, "--markdown").out
     assert "| F-2 | Fig. 7 | tokens/s over LRU | 22 | 14.5 |" in text
-    assert "1 claims: 1 reproduced" in text
+    assert "1 claim: 1 reproduced with evidence" in text
     assert "reproduced if" in text
 
 

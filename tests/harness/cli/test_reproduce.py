@@ -1,6 +1,7 @@
 """``moebench reproduce`` on a paper of one claim and one figure: what is run, written and said."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_claims_are_measured_once_written_and_shown(here: Path) -> None:
     assert shown.code == 0, shown.err
     assert "S-1" in shown.out
     assert "reproduced" in shown.out
-    assert "1 claims: 1 reproduced" in shown.err
+    assert "1 claim: 1 reproduced with evidence" in shown.err
     assert {file.suffix for file in Path("figures").iterdir()} == {".svg", ".pdf"}
     store = Store(Path(".moebench"))
     assert len(store.runs()) == 2
@@ -67,13 +68,28 @@ def test_claims_are_measured_once_written_and_shown(here: Path) -> None:
     (result,) = again.json
     assert result["claims"] == written["claims"]
     assert Path("elsewhere/smoe.json").exists()
-    assert call("reproduce", "smoe", "--dry-run").err.startswith("2 cells, 0 to run, about 0 s")
+    assert re.match(r"2 cells, 0 to run, about \d s: ", call("reproduce", "smoe", "--dry-run").err)
+
+
+def test_a_dry_run_says_what_its_estimate_rests_on(here: Path) -> None:
+    assert ": 2 cells from constants" in call("reproduce", "smoe", "--dry-run").err
+    call("reproduce", "smoe", "--jobs", "1")
+    written = json.loads(Path(".moebench/claims/smoe.json").read_text())
+    (cells, seconds, _) = written["provenance"]["costs"]["experiments"]["pair"]["full"]
+    assert cells == 2
+    assert 0 < seconds < 60
+    again = call("reproduce", "smoe", "--dry-run", "--store", "other", "--out", ".moebench/claims")
+    made = written["provenance"]["created"][:10]
+    assert "2 to run, about " in again.err
+    assert f": 2 cells by the times of {made} (" in again.err
+    assert "0 cells from constants" in again.err
 
 
 def test_markdown_has_the_verdicts_and_what_they_mean(here: Path) -> None:
     text = call("reproduce", "smoe", "--jobs", "1", "--markdown").out
-    assert "| S-1 | Fig. 9 | TPOT less | 20 |" in text
-    assert text.startswith("1 claims: 1 reproduced.")
+    assert "| S-1 | TPOT less | 20 % |" in text
+    assert "**1 claim: 1 reproduced with evidence.**" in text
+    assert "### Fig. 9" in text
     assert "Bands were written down before the runs" in text
 
 

@@ -18,6 +18,7 @@ from moebench.results.metrics import metric_of
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.compare.test_history import made
 from tests.reports.samples import HOSTILE, compared, hostile_run, run, spans
+from tests.reports.sections.claims_fixture import DAOP, EQUAL, SMOE
 from tests.reports.sections.test_claims import DIFFERS, UNMEASURED, result
 
 
@@ -688,11 +689,34 @@ def test_claims_and_the_papers_figures_are_shown(browser: Any, tmp_path: Path) -
     found = result(DIFFERS, UNMEASURED).model_copy(update={"exhibits": (shown, table)})
     render(Contents([run()], claims=[found]), tmp_path / "r.html")
     tab, complaints = open_page(browser, tmp_path / "r.html")
-    assert texts(tab, "#claims .chip") == ["direction only", "not measurable here"]
+    chips = ["direction only", "not measurable here", "reproduced"]  # the last of a counter
+    assert texts(tab, "#claims .chip") == chips
     tab.locator("#papers > details > summary").click()
     assert "smoe-fig-11" in [one.get_attribute("id") for one in tab.locator(".chart").all()]
     draw_all(tab)
     assert tab.locator("#smoe-fig-11 svg .role-mark path").count() >= 3
     assert HOSTILE in tab.locator("#papers h3").first.inner_text()
     assert tab.locator("#papers > details > .scroll td", has_text="smoe").count() == 1
+    assert complaints == []
+
+
+def test_claims_begin_with_a_front_page_and_full_tables_are_folded(
+    browser: Any, tmp_path: Path
+) -> None:
+    contents = Contents([run()], claims=[SMOE, DAOP], equal_memory=EQUAL)
+    render(contents, tmp_path / "r.html")
+    tab, complaints = open_page(browser, tmp_path / "r.html")
+    titles = texts(tab, "#claims > h3")
+    assert titles == ["SMoE: headlines", "DAOP: headlines", "The fastest systems at equal memory"]
+    said = tab.locator("#claims > .caption").first.inner_text()
+    assert "2 reproduced with evidence, 1 reproduced with little evidence" in said
+    shown = tab.locator("#claims > .scroll").nth(1).inner_text()
+    assert "reproduced below 31 GB/s" in shown
+    assert "smoe = hybrimoe" in tab.locator("#claims > .scroll").nth(3).inner_text()
+    folds = tab.locator("#claims > details.fold")
+    assert folds.count() == 2
+    assert tab.locator("#claims > details.fold[open]").count() == 0
+    assert not folds.first.locator("td").first.is_visible()
+    folds.first.locator("summary").first.click()
+    assert "Baselines are as published." in folds.first.inner_text()
     assert complaints == []

@@ -1,4 +1,4 @@
-"""Claims as rows of text and as a document."""
+"""Claims as rows of text, and counts of verdicts with and without evidence."""
 
 from typing import Any
 
@@ -7,23 +7,15 @@ from moebench.reports.sections.claims import (
     ends,
     figure,
     lines,
-    markdown,
+    made,
     paper_figure,
     summary,
+    table,
 )
-from moebench.results.claims import Band, ClaimResult, Counter, Measured, PaperResult, Verdict
+from moebench.results.claims import Counter, Measured, PaperResult, Tag, Verdict
+from tests.reports.sections.claims_fixture import BLIND, EXACT, HEADLINE, SMOE, claim
 
 MISSING = "–"
-
-
-def claim(name: str, verdict: Verdict, **of: Any) -> ClaimResult:
-    given = {
-        "id": name, "place": "Fig. 11", "statement": "mean | TPOT", "paper": -24, "unit": "%",
-        "reproduced": Band(low=-34, high=-14), "direction": Band(high=0), "why": "its spread",
-        "measured": Measured.of([-10, -12], "estimate", "S1-S3"), "verdict": verdict,
-    }  # fmt: skip
-    return ClaimResult(**(given | of))
-
 
 DIFFERS = claim(
     "A", Verdict.DIRECTION_ONLY, explanation="Copies are pageable there.",
@@ -34,14 +26,14 @@ HOLDS = claim("B", Verdict.REPRODUCED, measured=Measured.of([-20], "counted"), p
 UNMEASURED = claim("C", Verdict.NOT_MEASURABLE, measured=None, reason="a power meter", unit="1")
 
 
-def result(*claims: ClaimResult, quick: bool = False) -> PaperResult:
+def result(*claims: Any, quick: bool = False) -> PaperResult:
     return PaperResult(
         paper="smoe", title="SMoE", quick=quick, claims=claims,
         provenance={"created": "2026-02-03T04:05:06+00:00"},
     )  # fmt: skip
 
 
-def line(one: ClaimResult) -> dict[str, str]:
+def line(one: Any) -> dict[str, str]:
     (cells,) = lines(result(one))
     return dict(zip(HEADERS, cells, strict=True))
 
@@ -52,9 +44,16 @@ def test_a_row_says_what_was_found_and_when_it_counts() -> None:
     del found["95 % interval"]
     assert found == {
         "claim": "A", "place": "Fig. 11", "statement": "mean | TPOT", "paper": "-24",
-        "moebench": "-11", "unit": "%", "verdict": "direction only", "reproduced if": "-34 to -14",
-        "direction if": "≤ 0", "badge": "estimate", "conditions": "S1-S3",
+        "moebench": "-11", "unit": "%", "verdict": "direction only", "depends on": MISSING,
+        "little evidence": MISSING, "reproduced if": "-34 to -14", "no effect if": "-6 to 6",
+        "direction if": "≤ -6", "badge": "estimate", "conditions": "S1-S3",
     }  # fmt: skip
+
+
+def test_a_row_says_on_what_its_verdict_depends_and_why_it_is_little_evidence() -> None:
+    found = line(HEADLINE)["depends on"]
+    assert found == "host.gemv_bandwidth: reproduced below 31 GB/s"
+    assert line(EXACT)["little evidence"] == "by construction: the size is the paper's own"
 
 
 def test_what_is_not_there_is_a_dash_and_never_a_zero() -> None:
@@ -63,6 +62,7 @@ def test_what_is_not_there_is_a_dash_and_never_a_zero() -> None:
     assert found["conditions"] == "a power meter"
     assert (paper_figure(HOLDS), figure(None), ends(None)) == (MISSING,) * 3
     assert ends(HOLDS.measured) == MISSING
+    assert ends(EXACT.measured) == "exact"
 
 
 def test_a_figure_of_zero_is_one() -> None:
@@ -72,29 +72,29 @@ def test_a_figure_of_zero_is_one() -> None:
 
 def test_verdicts_are_counted_over_papers_in_their_order() -> None:
     found = summary([result(HOLDS, UNMEASURED), result(DIFFERS, HOLDS)])
-    assert found == "4 claims: 2 reproduced, 1 direction only, 1 not measurable here"
+    assert found == (
+        "4 claims: 2 reproduced with evidence, 1 direction only, 1 not measurable here"
+    )
     assert summary([]).startswith("0 claims")
 
 
-def test_a_document_explains_what_was_not_reproduced() -> None:
-    text = markdown([result(DIFFERS, HOLDS, UNMEASURED)])
-    assert "3 claims: 1 reproduced, 1 direction only, 1 not measurable here." in text
-    assert "Full run, 2026-02-03." in text
-    assert (
-        "**A** (direction only). moebench: -11 % (interval -23.71 to 1.706 (2 seeds)), in the "
-        "paper -24 %; reproduced if -34 to -14: its spread"
-    ) in text
-    assert "Copies are pageable there." in text
-    assert "- pageable: -21 (interval –), reproduced" in text
-    assert "**C** (not measurable here). a power meter" in text
-    assert "**B**" not in text
-    assert "Quick" not in text
-    assert "With --quick: fewer prompts" in markdown([result(HOLDS, quick=True)])
+def test_little_evidence_is_counted_apart() -> None:
+    same = claim("E", Verdict.REPRODUCED, tag=Tag.SAME_ROW, tag_reason="as S-4")
+    other = claim("F", Verdict.DIRECTION_ONLY, tag=Tag.SAME_ROW, tag_reason="as S-4")
+    assert summary([result(EXACT, same, EXACT, HOLDS, other, BLIND)]) == (
+        "6 claims: 1 reproduced with evidence, 3 reproduced with little evidence (2 by "
+        "construction, 1 same as another row), 1 direction only, 1 cannot show a loss"
+    )
+    assert summary([result(EXACT)]).startswith("1 claim: 1 reproduced with little evidence")
 
 
-def test_a_documents_tables_are_whole() -> None:
-    """A bar inside a cell does not end it, and every row has as many cells as the head."""
-    text = markdown([result(DIFFERS, HOLDS, UNMEASURED)])
-    rows = [row.replace("\\|", "") for row in text.splitlines() if row.startswith("|")]
-    assert len(rows) == 5
-    assert {row.count("|") for row in rows} == {8}
+def test_a_result_says_how_it_was_made() -> None:
+    assert made(SMOE) == "Full run, commit 1bb8f1df, 2026-02-03."
+    said = made(result(HOLDS, quick=True))
+    assert said == "Run with --quick: fewer prompts, workloads and seeds, 2026-02-03."
+
+
+def test_a_brief_table_has_what_verdicts_depend_on_but_no_bands() -> None:
+    headers = table(SMOE, brief=True).headers
+    assert headers[-2:] == ("depends on", "little evidence")
+    assert table(SMOE).headers == HEADERS
