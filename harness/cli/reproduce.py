@@ -144,6 +144,8 @@ def _show_plan(
     if found.of:
         rests += f" × {found.scale:.2f} for this computer, "
     rests += f"{counted(found.todo - found.measured, 'cell')} from constants"
+    if slower > 1.1:
+        rests += f", × {slower:.1f} beside the programs that run now"
     console.say(
         f"{counted(found.cells, 'cell')}, {found.todo} to run, about {duration(found.seconds)}: "
         f"{rests}; with the counter-experiments and ranges that earlier verdicts call for"

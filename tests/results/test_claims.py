@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moebench.results.claims import (
+    EQUAL_MEMORY,
     PAPERS,
     Axis,
     Band,
@@ -17,7 +18,9 @@ from moebench.results.claims import (
     PaperResult,
     Verdict,
     read,
+    read_exhibit,
     write,
+    write_exhibit,
 )
 from moebench.substrate.errors import InputError
 
@@ -66,6 +69,43 @@ def test_a_paper_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_what_ships_can_be_read() -> None:
     assert {found.paper for found in read()} <= set(PAPERS)
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Its claims have no tag, range, headline or band of no effect."""
+    text = json.loads(write(result(), tmp_path).read_text(encoding="utf-8"))
+    for claim in text["claims"]:
+        for field in ("no_effect", "headline", "cause", "tag", "tag_reason", "ranges"):
+            del claim[field]
+        for counter in claim["counters"]:
+            del counter["unchanged"], counter["reading"]
+    (tmp_path / "smoe.json").write_text(json.dumps(text), encoding="utf-8")
+    assert read(tmp_path) == [result()]
+
+
+EQUAL_ROW = {"setting": "S3", "model": "m", "machine": "a6000", "memory_gb": 24.0,
+             "system": "smoe", "tpot_ms": 60.0, "lossless": True}  # fmt: skip
+
+
+def equal(*rows: dict[str, Any]) -> Exhibit:
+    return EXHIBIT.model_copy(update={"id": EQUAL_MEMORY, "form": "table", "rows": rows})
+
+
+def test_a_table_of_no_single_paper_is_read_and_is_not_a_paper(tmp_path: Path) -> None:
+    assert read_exhibit(EQUAL_MEMORY, tmp_path) is None
+    assert write_exhibit(equal(EQUAL_ROW), tmp_path).name == "equal-memory.json"
+    assert read_exhibit(EQUAL_MEMORY, tmp_path) == equal(EQUAL_ROW)
+    assert read(tmp_path) == []
+
+
+def test_a_row_at_equal_memory_that_lacks_a_field_is_one_line(tmp_path: Path) -> None:
+    short = {k: v for k, v in EQUAL_ROW.items() if k not in ("tpot_ms", "lossless")}
+    write_exhibit(equal(EQUAL_ROW, short), tmp_path)
+    with pytest.raises(InputError, match=r"equal-memory.json: rows.1: without lossless, tpot_ms"):
+        read_exhibit(EQUAL_MEMORY, tmp_path)
+    (tmp_path / "equal-memory.json").write_text("{")
+    with pytest.raises(InputError, match="write it again"):
+        read_exhibit(EQUAL_MEMORY, tmp_path)
 
 
 # ----------------------------------------------------------------------------- damage
