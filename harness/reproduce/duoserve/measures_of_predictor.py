@@ -26,7 +26,7 @@ def hits(path: str, workload: str) -> Figure:
 
 def _on(runs: Runs, workload: str) -> Runs:
     """Return the runs of a workload; runs with recorded routing count for every workload."""
-    return runs.of(workload=workload) if runs[0]["spec"]["routing"] == "model" else runs
+    return runs if runs[0]["spec"]["routing"] == "real" else runs.of(workload=workload)
 
 
 def orca_more(path: str) -> Figure:

@@ -21,7 +21,7 @@ def conditions(runs: Runs, said: str = "") -> str:
     parts = [
         f"{texts} prompts of {spec['new_tokens']} new tokens",
         " ".join(runs.by("workload")),
-        f"{spec['routing']} routing, {spec['software']}",
+        f"{'/'.join(runs.by('routing'))} routing, {spec['software']}",
     ]
     return "; ".join([*parts, *([said] if said else [])])
 
