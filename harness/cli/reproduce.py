@@ -55,8 +55,9 @@ def reproduce(
     from moebench.harness.arguments import find_data_dir, require_writable
     from moebench.harness.extras import require
     from moebench.harness.reproduce.costs import Meter
+    from moebench.harness.reproduce.equal_memory import EQUAL_MEMORY
     from moebench.harness.reproduce.evidence import Evidence
-    from moebench.harness.reproduce.run_claims import ExecutionContext
+    from moebench.harness.reproduce.run_claims import ExecutionContext, exhibit
     from moebench.harness.reproduce.run_claims import reproduce as measure
     from moebench.harness.sweep.estimate import duration
     from moebench.harness.sweep.execute import local_workers
@@ -65,7 +66,7 @@ def reproduce(
     from moebench.reports import reproduction
     from moebench.reports.figures import exhibits
     from moebench.reports.sections import claims as text
-    from moebench.results.claims import PAPERS, write
+    from moebench.results.claims import PAPERS, write, write_exhibit
     from moebench.results.store import Store
 
     folder, target = find_data_dir(data_dir), out or store / "claims"
@@ -89,6 +90,7 @@ def reproduce(
         return meter.watched(board(forecast))
 
     context = ExecutionContext(opened, shown, console.say, retry_failed)
+    equal = exhibit(EQUAL_MEMORY, evidence, context) if paper is Which.all else None
     found = measure([meter.timed(one) for one in chosen], evidence, context)
     costs = meter.costs(chosen, evidence, found, earlier)
     found = [
@@ -97,6 +99,8 @@ def reproduce(
     ]
     for result in found:
         write(result, target)
+    if equal is not None:
+        write_exhibit(equal, target)
     if figures is not None:
         console.say(f"{counted(len(exhibits.write(found, figures)), 'file')} in {figures}")
     if json:

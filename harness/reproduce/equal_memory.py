@@ -13,6 +13,7 @@ from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
 from moebench.harness.reproduce.exhibits import MODEL, SETTING, SYSTEM, Row, axis, table
 from moebench.harness.reproduce.read import TPOT
 from moebench.harness.settings import setting
+from moebench.results import claims
 from moebench.results.claims import Exhibit
 from moebench.results.document import is_lossless, system_of
 
@@ -62,7 +63,7 @@ def _made(evidence: Evidence) -> Exhibit:
     rows = [row for runs in found for row in _rows(runs)]
     some = next(run for runs in found for run in runs)["spec"]
     return table(
-        "equal-memory", "", "TPOT of all systems in every setting, with equal device memory",
+        claims.EQUAL_MEMORY, "", "TPOT of all systems in every setting, with equal device memory",
         (
             SETTING, MODEL, axis("machine"), axis("memory_gb", "device memory", "GB"), SYSTEM,
             axis("tpot_ms", "TPOT", "ms"), axis("lossless"),
