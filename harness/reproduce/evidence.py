@@ -213,13 +213,14 @@ class Evidence:
         return replace(self, quick=True, numbers=numbers, _jobs={}, _read={}, _seen=[])
 
     def machine(self, name: str, software: str = DEFAULT_SOFTWARE) -> str:
-        """Return a machine's name, with the numbers of this evidence in place of its own."""
-        found = {
-            number.field: number_at(number, self.numbers[number.field])
-            for number in (uncertain(load_profile(name, software)) if self.numbers else ())
-            if self.numbers.get(number.field)
-        }
-        return machine_with(name, found)
+        """Return a machine's name, with the numbers of this evidence in place of its own.
+
+        A number whose place has the profile's own value is left out: its cells are the same.
+        """
+        known = uncertain(load_profile(name, software)) if self.numbers else []
+        places = {one.field: number_at(one, self.numbers.get(one.field, 0.0)) for one in known}
+        own = {one.field: one.number.value for one in known}
+        return machine_with(name, {f: v for f, v in places.items() if v != own[f]})
 
     def watched(self) -> "Evidence":
         """Return this evidence with an empty list of used runs."""

@@ -66,6 +66,8 @@ def number_at(number: Uncertain, place: float) -> float:
     """
     value, end = number.number.value, number.low if place < 0 else number.high
     share = abs(place)
+    if not share or end == value:
+        return value
     if value > 0 and end > 0:
         found = value * (end / value) ** share
     else:

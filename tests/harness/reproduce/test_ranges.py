@@ -139,3 +139,9 @@ def test_a_figure_that_cannot_be_measured_has_no_range(evidence: Evidence) -> No
     claim = Claim("A", "Fig. 1", "a time", -10, "%", BANDS, missing, (ONE,))
     found = ranges.carry_out(ranges.searches([claim], evidence), evidence, lambda wanted: None)
     assert found == {}
+
+
+def test_a_machine_whose_number_does_not_move_keeps_its_name(evidence: Evidence) -> None:
+    assert evidence.moved({"host.no_such_number": 1.0}).machine("a6000") == "a6000"
+    assert evidence.moved({HOST: 0.0}).machine("a6000") == "a6000"
+    assert evidence.moved({HOST: -1.0}).machine("a6000") != "a6000"

@@ -68,3 +68,8 @@ def test_a_place_of_a_count_is_whole_and_zero_is_reached_by_line() -> None:
     assert number_at(cores, 0.5) == 7
     none = Uncertain("link.pinned_h2d", number(Bandwidth, 20.0, "estimate"), 0.0, 20.0)
     assert [number_at(none, at) for at in (-0.5, -1)] == [10, 0]
+
+
+def test_a_place_without_a_range_has_the_numbers_own_value_in_all_its_digits() -> None:
+    exact = Uncertain("link.pinned_h2d", number(Bandwidth, 20.12345, "estimate"), 20.12345, 40.0)
+    assert [number_at(exact, at) for at in (-1, -0.5, 0)] == [20.12345] * 3
