@@ -65,7 +65,7 @@ HEADLINES: dict[str, Headline] = {
     ),
     "D-11 Mixtral 8x7B 25 %": Headline(
         "change of scores with 25 % of experts cached",
-        "The scale model answers the generated questions as well with every expert replaced, or "
-        "too well for a loss to be seen; the paper's sets need the real weights.",
+        "Controls that degrade the scale model lose nothing on the same questions, so that a "
+        "loss could not be seen; the paper's data sets need the real weights.",
     ),
 }
