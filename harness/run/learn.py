@@ -86,6 +86,10 @@ def source(spec: RunSpec) -> Workload:
     )
 
 
+#: Seed with which texts for calibration are drawn: runs of all seeds share what a system learns.
+TEXTS_SEED = 0
+
+
 def wanted_texts(spec: RunSpec, system: System) -> int:
     """Return the number of texts for calibration: the given one, or the paper's."""
     if spec.calibrate_texts is not None:
@@ -95,12 +99,12 @@ def wanted_texts(spec: RunSpec, system: System) -> int:
 
 
 def texts(spec: RunSpec, system: System, data_dir: Path | None) -> PromptSet:
-    """Return the examples that a run calibrates from.
+    """Return the examples that a run calibrates from, which do not depend on the run's seed.
 
     Raises InputError: ``--calibrate-texts`` asks for more than there are.
     """
     return load(
-        source(spec), "train", wanted_texts(spec, system), spec.seed, data_dir,
+        source(spec), "train", wanted_texts(spec, system), TEXTS_SEED, data_dir,
         or_fewer=spec.calibrate_texts is None,
     )  # fmt: skip
 

@@ -115,7 +115,7 @@ class Planned:
         data_hash, longest = self._once(
             ("prompts", asked), lambda: self._prompts(spec, read, weights)
         )
-        texts = (spec.calibrate_from, spec.calibrate_texts, spec.workload, spec.seed)
+        texts = (spec.calibrate_from, spec.calibrate_texts, spec.workload)
         own = self._once(
             ("own", made, texts if learn.learners(system) else (), spec.quant, spec.model),
             lambda: own_hashes(spec, system, self.data_dir),
