@@ -14,7 +14,7 @@ from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.quantity import WeightRate
 from moebench.substrate.models.catalogue import model_shape
 
-A6000 = load_profile("a6000")
+A6000 = load_profile("a6000+host.gemv_bandwidth=78")
 QWEN = model_shape("qwen2-57b-a14b")
 COSTS = CostModel(A6000, QWEN, "bf16")
 
