@@ -80,7 +80,7 @@ EXPLANATIONS = {
     "S-8 active": ("Few prefetched experts are not top-score here: it is a share of some tens."),
     "S-9 third": (
         "The host's rate is the one that the steps of Fig. 14 imply, 27 GB/s, at which an expert "
-        "takes about as long there as its load; a third of it implies 78 GB/s."
+        "takes about as long there as its load; a third of it implies 81 GB/s."
     ),
     "S-9 third in total": (
         "Algorithm 2 gives the host work until it takes as long as the link: the slower an expert "

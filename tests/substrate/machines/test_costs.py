@@ -14,7 +14,7 @@ from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.quantity import WeightRate
 from moebench.substrate.models.catalogue import model_shape
 
-A6000 = load_profile("a6000")
+A6000 = load_profile("a6000+host.gemv_bandwidth=78")
 QWEN = model_shape("qwen2-57b-a14b")
 COSTS = CostModel(A6000, QWEN, "bf16")
 
@@ -90,7 +90,7 @@ def test_the_control_thread_pays_for_launches_copies_and_reading_back():
 
 
 def test_eager_software_pays_for_layers_and_experts():
-    eager = CostModel(load_profile("a6000", "hf-eager"), QWEN, "bf16")
+    eager = CostModel(load_profile("a6000+host.gemv_bandwidth=78", "hf-eager"), QWEN, "bf16")
 
     def control(kind: OpKind, lane: Lane = Lane.DEVICE, rows=(1,)) -> int:
         return eager.control_ns(Op(kind, 0, tuple(rows)), lane)
@@ -112,7 +112,7 @@ def test_eager_software_pays_for_layers_and_experts():
 def test_eager_software_dispatches_an_experts_operators_on_the_host_too():
     """But not where the host's bandwidth was inferred from an expert's time, which holds that."""
     expert, attention = Op(OpKind.EXPERT, 0, (1, 1), (0, 1)), Op(OpKind.ATTEND, 0, (1,), (), 10, 10)
-    for machine, dispatches in (("a6000", 0), ("rtx4090", 2 * 11 * 8_000)):
+    for machine, dispatches in (("a6000+host.gemv_bandwidth=78", 0), ("rtx4090", 2 * 11 * 8_000)):
         lean = CostModel(load_profile(machine, "lean"), QWEN, "bf16")
         eager = CostModel(load_profile(machine, "hf-eager"), QWEN, "bf16")
         more = eager.ns(expert, Lane.HOST) - lean.ns(expert, Lane.HOST)
@@ -124,7 +124,7 @@ def test_eager_software_dispatches_an_experts_operators_on_the_host_too():
 
 
 def test_a_prediction_that_runs_attention_pays_the_python_of_a_layer():
-    eager = load_profile("a6000", "hf-eager")
+    eager = load_profile("a6000+host.gemv_bandwidth=78", "hf-eager")
     paying, free = (
         CostModel(eager, QWEN, "bf16", prediction_python=pays) for pays in (True, False)
     )
@@ -161,7 +161,7 @@ def test_torchs_packed_experts_are_fused_whatever_the_system():
 
 
 def test_the_totals_of_eager_software_hold_their_launches():
-    eager = load_profile("a6000", "hf-eager")
+    eager = load_profile("a6000+host.gemv_bandwidth=78", "hf-eager")
     slow = CostModel(moved(eager, "software.launch", 12.0), QWEN, "bf16")
     parts = (OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE)
     assert sum(slow.control_ns(Op(kind, 0, (1,)), Lane.DEVICE) for kind in parts) == 1_000_000
@@ -470,7 +470,7 @@ def test_kernels_of_a_kind_of_software_on_the_host() -> None:
     one, many = (Op(OpKind.EXPERT, 0, (rows,), (0,)) for rows in (1, 4096))
 
     def took(kind: str, op: Op, precision: Any = "2bit") -> int:
-        profile = load_profile("a6000", kind)
+        profile = load_profile("a6000+host.gemv_bandwidth=78", kind)
         use = HostProducts("fused")
         costs = CostModel(profile, QWEN, "bf16", expert_precision=precision, host=use)
         return costs.ns(op, Lane.HOST) - 20_000
