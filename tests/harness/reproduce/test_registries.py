@@ -2,14 +2,19 @@
 
 from collections import Counter
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from moebench.harness.reproduce.claim import PaperClaims
-from moebench.results.claims import PAPERS, read
+from moebench.harness.reproduce.evidence import Evidence
+from moebench.results.claims import PAPERS, Tag, Verdict, read
+from moebench.results.store import Store
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.profile_ranges import uncertain
 
 #: The letter of a paper's claims, and how many rows it has in the list of claims.
-ROWS = {"smoe": ("S", 15), "daop": ("D", 12), "duoserve": ("U", 8), "flashmoe": ("F", 9)}
+ROWS = {"smoe": ("S", 15), "daop": ("D", 12), "duoserve": ("U", 8), "flashmoe": ("F", 11)}
 
 REGISTRIES = [
     pytest.param(import_module(f"moebench.harness.reproduce.{name}").PAPER, id=name)
@@ -56,8 +61,63 @@ def test_the_results_that_ship_are_judged_by_these_bands(paper: PaperClaims) -> 
         if claim.not_measurable:
             assert result.reason == claim.not_measurable, result.id
         if result.measured is not None:
-            assert result.verdict == claim.judge(result.measured), result.id
-        assert (result.reproduced, result.direction) == (
+            judged = (claim.judge(result.measured.value), Verdict.CANNOT_SHOW)
+            assert result.verdict in judged[: 1 + (claim.control is not None)], result.id
+            tagged = result.tag is not None
+            assert result.tag == (claim.tag if tagged else None), result.id
+        assert (result.reproduced, result.no_effect, result.direction) == (
             claim.bands.reproduced,
+            claim.bands.no_effect,
             claim.bands.direction,
         )
+
+
+@pytest.mark.parametrize("paper", REGISTRIES)
+def test_no_band_ends_where_there_is_no_effect(paper: PaperClaims) -> None:
+    """The smallest change of a figure would flip its verdict."""
+    for claim in paper.claims:
+        none = {"%": 0.0, "points": 0.0, "×": 1.0}.get(claim.unit)
+        bands = (claim.bands.reproduced, claim.bands.no_effect, claim.bands.direction)
+        ends = [end for band in bands if band for end in (band.low, band.high) if end is not None]
+        assert none not in ends, claim.id
+
+
+@pytest.mark.parametrize("paper", REGISTRIES)
+def test_what_reproduces_a_claim_has_an_effect(paper: PaperClaims) -> None:
+    for claim in paper.claims:
+        nothing, band = claim.bands.no_effect, claim.bands.reproduced
+        if nothing is not None and nothing.low is not None and nothing.high is not None:
+            assert band is not None
+            assert not band.holds((nothing.low + nothing.high) / 2), claim.id
+
+
+@pytest.mark.parametrize("paper", REGISTRIES)
+def test_a_tag_has_a_reason_and_names_a_row_that_exists(paper: PaperClaims) -> None:
+    names = {claim.id for claim in paper.claims}
+    for claim in paper.claims:
+        assert (claim.tag is None) == (not claim.tag_reason), claim.id
+        if claim.tag is Tag.SAME_ROW:
+            assert any(name in claim.tag_reason for name in names - {claim.id}), claim.id
+
+
+@pytest.mark.parametrize("paper", REGISTRIES)
+def test_three_to_five_claims_are_headlines(paper: PaperClaims) -> None:
+    named = [claim for claim in paper.claims if claim.headline]
+    assert 3 <= len(named) <= 5
+    assert all("\n" not in claim.cause for claim in named)
+
+
+@pytest.mark.parametrize("paper", REGISTRIES)
+def test_numbers_of_experiments_are_uncertain_on_a_machine_that_they_use(
+    paper: PaperClaims, tmp_path: Path
+) -> None:
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    experiments = {one.name: one for claim in paper.claims for one in claim.needs if one.numbers}
+    assert experiments
+    for experiment in experiments.values():
+        known = {
+            number.field
+            for spec in evidence.specs(experiment)
+            for number in uncertain(load_profile(spec.machine, spec.software))
+        }
+        assert set(experiment.numbers) <= known, experiment.name
