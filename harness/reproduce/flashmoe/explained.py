@@ -10,9 +10,9 @@ _DATA = (
     "tokens, Qwen3's hits 59.5, 63.1, 64.5 and 68.5 % of the time at 24 slots (every twelfth "
     "layer), LRU 71.7 %; OLMoE's, shown 32, 64, 128 and 512, hits 68.8, 69.5, 70.6 and 72.6 % "
     "(every fourth layer), LRU 70.5 %. With labels masked to what Belady's cache of 24 slots "
-    "holds, 512 texts make it 65.6 and 72.0 %. The paper's 512 texts have up to 512 tokens each. The full "
-    "run shows 512 texts, --quick 64, drawn: recordings hold five texts of OLMoE, of which four "
-    "repeat themselves, and one of Qwen3."
+    "holds, 512 texts make it 65.6 and 72.0 %. The paper's 512 texts have up to 512 tokens each. "
+    "The full run shows 512 texts, --quick 64, drawn: recordings hold five texts of OLMoE, of "
+    "which four repeat themselves, and one of Qwen3."
 )
 _LFU = (
     " Of 21 % more hits and 22 % fewer loads it follows that LRU hit 51 % where that was measured, "
