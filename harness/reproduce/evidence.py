@@ -29,6 +29,11 @@ class MissingEvidenceError(MoeBenchError):
     """Raised when a claim cannot be measured: a run failed, or data that it needs are missing."""
 
 
+#: Errors of a claim's measure that leave it without a figure: evidence is missing, or a ratio has
+#: no denominator on these runs.
+UNDEFINED = (MoeBenchError, ZeroDivisionError)
+
+
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """A sweep that claims are measured from, in the format of `harness.sweep.plan`.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from moebench.harness.reproduce.claim import Claim
-from moebench.harness.reproduce.evidence import Evidence, Experiment
+from moebench.harness.reproduce.evidence import UNDEFINED, Evidence, Experiment
 from moebench.results.claims import Crossing, Point, Range, Verdict
-from moebench.substrate.errors import IntegrityError, MoeBenchError
+from moebench.substrate.errors import IntegrityError
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.profile_ranges import Uncertain, number_at, uncertain
 
@@ -160,7 +160,7 @@ def carry_out(
                 one.figures[place] = one.claim.measure(moved(one.field, place)).value
             except IntegrityError:
                 raise
-            except MoeBenchError:
+            except UNDEFINED:
                 one.failed = True
     found: dict[str, list[Range]] = {}
     for one in asked:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from moebench.harness.reproduce import ranges
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
-from moebench.harness.reproduce.evidence import Evidence, Experiment
+from moebench.harness.reproduce.evidence import UNDEFINED, Evidence, Experiment
 from moebench.harness.run.document import commit, versions
 from moebench.harness.run.identity import code_hash
 from moebench.harness.sweep.execute import Open, carry_out
@@ -177,7 +177,7 @@ def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
         blind = claim.control(seen) if claim.control else ""
     except IntegrityError:
         raise
-    except MoeBenchError as error:
+    except UNDEFINED as error:
         return unmeasured.model_copy(update={"reason": str(error)})
     verdict = Verdict.CANNOT_SHOW if blind else claim.judge(measured.value)
     told = claim.explanation if verdict in DIFFERING else ""

@@ -116,12 +116,14 @@ def broader(evidence: Evidence) -> Measured:
             speeds += [1e9 / sample.ns for sample in samples if sample.step > 0]
         return pstdev(speeds) / fmean(speeds)
 
+    def ratio(cell: Runs) -> float:
+        widest = max(spread(cell.of(system=other)) for other in BASELINES)
+        if not widest:
+            raise MissingEvidenceError("all tokens of the baselines take the same time")
+        return spread(cell.of(system="duoserve")) / widest
+
     def figure(runs: Runs) -> float:
-        return fmean(
-            spread(cell.of(system="duoserve"))
-            / max(spread(cell.of(system=other)) for other in BASELINES)
-            for cell in runs.groups("setting", "workload").values()
-        )
+        return fmean(map(ratio, runs.groups("setting", "workload").values()))
 
     return of_both(figure, "standard deviation over mean")(evidence)
 
