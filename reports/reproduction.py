@@ -81,8 +81,6 @@ def front_page(
     if found.winners:
         parts += ["## The fastest systems at equal memory", ""]
         parts += [*_table(WINNERS, map(_won, found.winners)), "", plain(found.note), ""]
-    if linked:
-        parts += ["## Full tables", "", *(f"- {_link(result)}" for result in results), ""]
     return "\n".join(parts)
 
 

@@ -3,6 +3,7 @@
 All functions return cells of plain text, for Markdown and HTML alike.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +33,10 @@ HEADLINES = (
     "verdict", "depends on", "why it differs",
 )  # fmt: skip
 
-WINNERS = ("setting", "at equal memory", "fastest", "fastest lossless", "TPOT (ms), ascending")
+WINNERS = ("setting", "at equal memory", "fastest", "fastest lossless", "TPOT of the fastest (ms)")
+
+#: Number of systems of a setting whose TPOT is shown.
+SHOWN = 6
 
 HOW_TO_READ = (
     "A claim's bands (in which figures it is reproduced, in the paper's direction only, or no "
@@ -160,16 +164,21 @@ def readings(claim: ClaimResult) -> str:
     chosen = [best] if best is worst else [worst, best]
     named = ("",) if best is worst else ("worst ", "best ")
     return "; ".join(
-        f"{name}{figure(one.measured)} ({one.name})"
+        f"{name}{figure(one.measured)} ({_brief(one.name)})"
         for name, one in zip(named, chosen, strict=True)
     )
+
+
+def _brief(name: str) -> str:
+    """Return the beginning of a counter-experiment's name; its full table has all of it."""
+    return re.split(r" \(|[:;,]", name)[0]
 
 
 # ----------------------------------------------------------------------------- at equal memory
 
 
 def winners(rows: Iterable[dict[str, Any]]) -> list[list[str]]:
-    """Return a row for each setting: the fastest systems, and all by ascending TPOT."""
+    """Return a row for each setting: the fastest systems, and some by ascending TPOT."""
     settings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         key = (row["setting"], row["model"], row["machine"], row["memory_gb"])
@@ -182,8 +191,8 @@ def _won(rows: list[dict[str, Any]]) -> list[str]:
     place = f"{first['model']}, {first['machine']}, {first['memory_gb']:.3g} GB"
     ordered = sorted(rows, key=lambda row: float(row["tpot_ms"]))
     lossless = [row for row in ordered if row["lossless"]]
-    every = ", ".join(f"{_system(row)} {number(row['tpot_ms'])}" for row in ordered)
-    return [str(first["setting"]), place, _fastest(ordered), _fastest(lossless), every]
+    shown = ", ".join(f"{_system(row)} {number(row['tpot_ms'])}" for row in ordered[:SHOWN])
+    return [str(first["setting"]), place, _fastest(ordered), _fastest(lossless), shown]
 
 
 def _fastest(ordered: Sequence[dict[str, Any]]) -> str:

@@ -21,8 +21,8 @@ from tests.reports.sections.claims_fixture import DAOP, EQUAL, SMOE
 
 ROOT = Path(__file__).parents[2]
 
-#: Most bytes of the front page, about 1500 words in tables: five minutes.
-MOST = 12_000
+#: Most bytes of the front page, about 1700 words in tables: five minutes.
+MOST = 13_000
 
 
 def stale(claims: Path) -> list[str]:

@@ -218,7 +218,7 @@ def test_who_learns_needs_a_text_that_is_not_replayed(data: Path) -> None:
 @pytest.mark.parametrize(
     ("routing", "arguments", "says"),
     [
-        ("drwan", (), "--routing drwan: allowed: model, drawn, real"),
+        ("drwan", (), "--routing drwan: allowed: model, replayed, drawn, real"),
         ("drawn", ("--trace", "x"), "--routing drawn and --trace: give one of them"),
         ("model", ("--trace", "x"), "--routing model and --trace: give one of them"),
         ("drawn", ("--weights", "x"), "--weights and --routing drawn: routing is replayed"),

@@ -76,6 +76,7 @@ def invented(spec: RunSpec, slower: float) -> dict[str, Any]:
     metrics["cache_ratio"] = 0.5 * number(key, "ratio")
     metrics["cache_ratio_begun"] = metrics["cache_ratio"] * 1.1
     run["accuracy"]["score"] = 50 * number(key, "score")
+    run["accuracy"]["items"] = {"value": [float(number(key, f"item {n}") > 1) for n in range(8)]}
     return run
 
 
