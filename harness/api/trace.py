@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from moebench.harness.api.options import Options, SystemName, given_of
 from moebench.harness.api.run import Shown, console_progress, silent
 from moebench.harness.arguments import find_data_dir, require_folder, require_new
+from moebench.harness.run.execute import run
 from moebench.harness.run.live import prepare
 from moebench.harness.run.recording import MACHINE, Recorded
 from moebench.harness.run.recording import record as record_session
@@ -106,4 +107,4 @@ def _setting_of(model: str) -> dict[str, str]:
 
 def _record(spec: RunSpec, data_dir: Path | None, out: Path, kept: Recorded, shown: Shown) -> None:
     with shown(f"{spec.model} on {spec.workload}") as progress:
-        record_session(prepare(spec, data_dir), out, kept, progress)
+        record_session(prepare(spec, data_dir), out, kept, run, progress)

@@ -144,8 +144,9 @@ def _show_plan(
         for cell, job in jobs.items()
     ]
     console.table("cells", ["cell", "state", "what"], lines)
-    rests = f"{counted(found.measured, 'cell')} by the times of {found.of}" if found.of else ""
-    if found.of:
+    rests = ""
+    if found.measured:
+        rests = f"{counted(found.measured, 'cell')} by the times of {found.of}"
         rests += f" × {found.scale:.2f} for this computer, "
     rests += f"{counted(found.todo - found.measured, 'cell')} from constants"
     if slower > 1.1:

@@ -1,8 +1,11 @@
 """Records the routing of live runs as traces: on request, or once for runs that replay it."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from moebench.harness.run.live import LiveSession
 from moebench.results.spec import RunSpec
@@ -30,16 +33,34 @@ class Recorded(NamedTuple):
 EXACT = Recorded("float32", True)
 
 
+#: Carries out a session: its arguments are the session, a scratch folder, and what is told of
+#: prompts done and to do.
+Run = Callable[[LiveSession, Path, Callable[[int, int], None]], object]
+
+
+def answered(session: LiveSession, scratch: Path, progress: Callable[[int, int], None]) -> None:
+    """Generate all answers of a session whose system learns nothing, and no document."""
+    torch.set_num_threads(1)
+    spec = session.spec
+    with ExitStack() as stack, torch.inference_mode():
+        stage = session.open(scratch, False, stack)
+        stage.start()
+        for first in range(0, spec.prompts, spec.batch):
+            session.answer(stage, slice(first, first + spec.batch))
+            progress(first + spec.batch, spec.prompts)
+
+
 def record(
-    session: LiveSession, out: Path, kept: Recorded,
+    session: LiveSession, out: Path, kept: Recorded, run: Run = answered,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:  # fmt: skip
     """Run a session and write its routing to a new folder.
 
+    Args:
+        run: carries out the session; `execute.run` if its system must learn first.
+
     Raises UsageError: the folder exists.
     """
-    from moebench.harness.run.execute import run
-
     states = session.spec.weights is None if kept.states is None else kept.states
     with writing(out, header(session)) as writer:
         predictions = recorded_predictions(session.system.lookaheads, session.spec.system)
