@@ -32,6 +32,7 @@ VALUES = {
     "place.host": [r"blk\.1\.ffn_.*_exps"],
     "place.popularity": ["[[3.0, 1.5], [0.0, 2.0]]"],
     "route.sensitivity": ["[2.0, 0.5]"],
+    "route.share": ["0.5"],
 }
 LOOP = Path(moebench.substrate.engine.__file__).parent / "loop.py"
 #: What asks policies for their options.

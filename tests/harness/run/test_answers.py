@@ -107,7 +107,7 @@ def test_an_answer_ends_at_the_end_of_text_and_its_cue_is_decoded(tmp_path):
 
 def test_substitution_reaches_the_options_letters(tmp_path, options):
     """The only token of such an answer comes out of decode, where systems approximate."""
-    given = options | {"alpha": 0.6, "cache_ratio": 0.1}
+    given = options | {"alpha": 1.0, "cache_ratio": 0.1}
     accuracy = run_cell(session_of("likelihood", "smoe", **given), tmp_path).document["accuracy"]
     assert accuracy["kl"] > 0
 

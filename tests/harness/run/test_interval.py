@@ -199,7 +199,7 @@ def test_the_change_of_order_is_that_of_a_run_in_the_other_order(tmp_path: Path)
     changes = {name: after[name] / before[name] - 1 for name in found.changes}
     assert any(abs(change) > 1e-5 for change in changes.values())
     for name, ends in found.changes.items():
-        assert ends == pytest.approx((min(0, changes[name]), max(0, changes[name])), abs=1e-9)
+        assert ends == pytest.approx((min(0, changes[name]), max(0, changes[name])), abs=1e-8)
 
 
 def test_an_order_that_asks_for_what_was_not_recorded_is_left_out(

@@ -43,7 +43,7 @@ def charged(what: str, model: str, published: float) -> float:
         ("expert on the host", "mixtral-8x7b", 5, 0.02 + MIXTRAL / 67e6),
         ("expert, from the SSD", "olmoe-1b-7b", 3, 0.05 + OLMOE / 4.5e6),
         ("expert on the host / its load", "qwen2-57b-a14b", 0.333,
-         (0.02 + QWEN / 78e6) / (0.0025 + QWEN / 26e6)),
+         (0.02 + QWEN / 27e6) / (0.0025 + QWEN / 26e6)),
         # attention's weights and 384 keys and values, two experts, each handed over
         ("transformer block on the host", "mixtral-8x7b", 8.02,
          0.06 + (MIXTRAL_ATTENTION + 384 * 2 * 1024 * 2 + 2 * MIXTRAL) / 67e6),
