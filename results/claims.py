@@ -64,7 +64,7 @@ class Tag(StrEnum):
 
 
 class Band(_Part):
-    """A range of values from ``low`` to ``high``, both included; None is no limit."""
+    """A range of values from ``low`` to ``high``, both included; None where there is no limit."""
 
     low: float | None = None
     high: float | None = None

@@ -17,7 +17,7 @@ from moebench.results import claims
 from moebench.results.claims import Exhibit
 from moebench.results.document import is_lossless, system_of
 
-#: Few texts to learn from: what a system learns is no part of this comparison.
+#: Few texts to learn from: this comparison is not about what systems learn.
 _LEARNING: dict[str, Any] = {"calibrate_texts": 8}
 
 #: The papers' systems, and the baselines that they measured.

@@ -41,8 +41,8 @@ SHOWN = 6
 HOW_TO_READ = (
     "A claim's bands (in which figures it is reproduced, in the paper's direction only, or no "
     "effect) and their reasons were written before it was measured, and nothing is tuned towards "
-    "them. They are not blind everywhere: some cells had been seen while this program was built, and "
-    "edges at no effect were moved off it afterwards.",
+    "them. They are not blind everywhere: some cells had been seen while this program was built, "
+    "and edges at no effect were moved off it afterwards.",
     "The value decides, not its 95 % interval (in brackets).",
     "No effect: less than a quarter of the paper's effect, in either direction. Cannot show a "
     "loss: the scale model's score would not fall where it must.",

@@ -388,20 +388,27 @@ def _of_parts(text: str, software: str) -> HardwareProfile:
     return HardwareProfile.from_mapping(composed(text), f"machine {text}", software)
 
 
-#: A number that follows a machine's name: its field, and its value in the profile's unit.
-_NUMBER = re.compile(r"\+([a-z]\w*\.\w+)=([^+=]*)(?=\+|$)")
+#: The beginning of a number that follows a machine's name, before its value.
+_NUMBER = re.compile(r"\+[a-z]\w*\.\w+=")
 
 
 def split_numbers(machine: str) -> tuple[str, dict[str, float]]:
     """Split a machine's name from the numbers that replace those of its profile, by field.
 
-    Raises UsageError: the value of a field is not a number.
+    Raises UsageError: the value of a field is not a number, a field is there twice, or something
+        other than numbers follows.
     """
     first = _NUMBER.search(machine)
     if first is None:
         return machine, {}
-    numbers = {}
-    for field, value in _NUMBER.findall(machine[first.start() :]):
+    numbers: dict[str, float] = {}
+    for text in machine[first.start() + 1 :].split("+"):
+        field, equals, value = text.partition("=")
+        if not equals or "." not in field or field in numbers:
+            raise UsageError(
+                f"machine {machine}: +{text}: allowed after a number: +FIELD=NUMBER, each field "
+                "once, such as +link.pinned_h2d=20; parts come before"
+            )
         try:
             numbers[field] = float(value)
         except ValueError as error:

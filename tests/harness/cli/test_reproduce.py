@@ -77,7 +77,7 @@ def test_a_dry_run_says_what_its_estimate_rests_on(here: Path) -> None:
     written = json.loads(Path(".moebench/claims/smoe.json").read_text())
     (cells, seconds, _) = written["provenance"]["costs"]["experiments"]["pair"]["full"]
     assert cells == 2
-    assert 0 < seconds < 60
+    assert seconds > 0
     again = call("reproduce", "smoe", "--dry-run", "--store", "other", "--out", ".moebench/claims")
     made = written["provenance"]["created"][:10]
     assert "2 to run, about " in again.err

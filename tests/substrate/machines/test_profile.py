@@ -577,6 +577,11 @@ def test_a_number_that_a_profile_does_not_state_changes_its_hash(name: str) -> N
         ("a6000+host.gemv_bandwidth=-1", "allowed: number > 0"),
         ("a6000+host.gemv_bandwidth=fast", "host.gemv_bandwidth=fast: allowed: a number"),
         ("a6000+software.launch=1e99", "allowed: "),
+        ("a6000+host.gemv_bandwidth=nan", "allowed: number > 0"),
+        ("a6000+host.gemv_bandwidth=", "host.gemv_bandwidth=: allowed: a number"),
+        ("a6000+host.gemv_bandwidth=26+slow", "+slow: allowed after a number"),
+        ("a6000+host.gemv_bandwidth=26+ram=96", "+ram=96: allowed after a number"),
+        ("a6000+host.gemv_bandwidth=26+host.gemv_bandwidth=9", "each field once"),
     ],
 )
 def test_other_numbers_are_refused_in_one_line(name: str, said: str) -> None:
