@@ -70,7 +70,7 @@ def sign(least: float, why: str, none: float = 0.0) -> Bands:
 
 
 def near(paper: float, points: float, direction: Band, why: str) -> Bands:
-    """Return bands of ``points`` on either side of a figure that is not an effect, such as a share."""
+    """Return bands of ``points`` around a figure that is not an effect, such as a share."""
     return Bands(Band(low=paper - points, high=paper + points), direction, why)
 
 
