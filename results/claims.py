@@ -5,6 +5,8 @@ There is one JSON file for each paper:
     results/claims/smoe.json       what ships, from a full run
     .moebench/claims/smoe.json     a user's own
 
+`field` is no paper: its claims are what users, engines and abstracts report and disagree about.
+
 `moebench reproduce` writes them; reports read them.  A folder may also hold tables that are of no
 single paper, such as `EQUAL_MEMORY`, one `Exhibit` a file.  Files of earlier versions are read:
 a field that they lack has its default.
@@ -25,8 +27,8 @@ from moebench.substrate.files import write_text
 #: Results that ship with moebench.
 FOLDER = Path(__file__).parent / "claims"
 
-Paper = Literal["smoe", "daop", "duoserve", "flashmoe"]
-PAPERS: tuple[Paper, ...] = ("smoe", "daop", "duoserve", "flashmoe")
+Paper = Literal["smoe", "daop", "duoserve", "flashmoe", "field"]
+PAPERS: tuple[Paper, ...] = ("smoe", "daop", "duoserve", "flashmoe", "field")
 
 #: Id of the table of all systems at equal memory.  Fields of its rows: ``setting``, ``model``,
 #: ``machine``, ``memory_gb`` (GB), ``system``, ``tpot_ms`` (ms), ``lossless``.
@@ -201,6 +203,8 @@ class ClaimResult(_Part):
         headline: short name of a claim that stands on the front page; else empty.
         cause: the cause of a headline's difference, in one sentence.
         tag, tag_reason: why the verdict is little evidence; None if it is evidence.
+        sources: who reported it, where several have.
+        turns: the condition on which the claim turns, with measured numbers; else empty.
         ranges: the figure over the ranges of the uncertain numbers that matter.
         runs: ids of the runs that it was measured with.
     """
@@ -222,6 +226,8 @@ class ClaimResult(_Part):
     cause: str = ""
     tag: Tag | None = None
     tag_reason: str = ""
+    sources: tuple[str, ...] = ()
+    turns: str = ""
     counters: tuple[Counter, ...] = ()
     ranges: tuple[Range, ...] = ()
     runs: tuple[str, ...] = ()

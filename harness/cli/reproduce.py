@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 
 class Which(StrEnum):
-    """Papers that can be reproduced."""
+    """Papers that can be reproduced, and ``field``: what the field reports."""
 
     smoe = "smoe"
     daop = "daop"
     duoserve = "duoserve"
     flashmoe = "flashmoe"
+    field = "field"
     all = "all"
 
 

@@ -58,6 +58,8 @@ class Claim:
         control: the positive control of an accuracy claim: returns why a loss could not be seen, or
             "" if one is seen where there must be one.
         timed_here: whether the figure is a time of this computer, on which there is no verdict.
+        sources: who reported it and where, for claims that are of no single paper.
+        turns: returns the condition on which the claim turns as a sentence with measured numbers.
     """
 
     id: str
@@ -77,6 +79,8 @@ class Claim:
     tag_reason: str = ""
     control: Callable[[Evidence], str] | None = None
     timed_here: bool = False
+    sources: tuple[str, ...] = ()
+    turns: Callable[[Evidence], str] | None = None
 
     def judge(self, value: float) -> Verdict:
         """Return the verdict on a figure; its interval has no part in it."""

@@ -167,7 +167,7 @@ def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
         unit=claim.unit, reproduced=claim.bands.reproduced, direction=claim.bands.direction,
         no_effect=claim.bands.no_effect, why=claim.bands.why, measured=None,
         verdict=Verdict.NOT_MEASURABLE, reason=claim.not_measurable, headline=claim.headline,
-        cause=claim.cause,
+        cause=claim.cause, sources=claim.sources,
     )  # fmt: skip
     if claim.measure is None:
         return unmeasured
@@ -175,6 +175,7 @@ def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
     try:
         measured = claim.measure(seen)
         blind = claim.control(seen) if claim.control else ""
+        turns = claim.turns(seen) if claim.turns else ""
     except IntegrityError:
         raise
     except UNDEFINED as error:
@@ -186,7 +187,7 @@ def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
         update={
             "measured": measured, "verdict": verdict, "explanation": told, "runs": seen.used,
             "reason": blind or (TIMED_HERE if claim.timed_here else ""), "tag": tag,
-            "tag_reason": claim.tag_reason if tag else "",
+            "tag_reason": claim.tag_reason if tag else "", "turns": turns,
         }
     )  # fmt: skip
 
