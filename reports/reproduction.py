@@ -22,6 +22,9 @@ FRONT_PAGE = "docs/reproduction.md"
 FULL_TABLES = "docs/reproduction/{}.md"
 README = "results/claims/README.md"
 
+#: A source that is not a paper: its headlines are on its own page, with their conditions.
+FIELD = "field"
+
 
 def documents(
     results: Sequence[PaperResult], equal_memory: Exhibit | None = None
@@ -75,7 +78,11 @@ def front_page(
     ]
     parts += ["How to read this page:", "", *(f"- {plain(line)}" for line in HOW_TO_READ), ""]
     for result, rows in found.headlines:
-        parts += [f"## {plain(result.title)}", "", *_table(*_headlines(rows)), ""]
+        parts += [f"## {plain(result.title)}", ""]
+        if result.paper != FIELD:
+            parts += [*_table(*_headlines(rows)), ""]
+        elif linked:
+            parts += ["What engines, users and abstracts disagree about.", ""]
         if linked:
             parts += [_link(result), ""]
     if found.winners:

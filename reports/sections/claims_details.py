@@ -33,8 +33,9 @@ def details(result: PaperResult) -> list[Block]:
     return [
         one
         for one in (
-            *_by_place(claims), _tags(claims), _explained(claims), _unmeasured(claims),
-            _crossings(claims), _implied(claims), _counters(claims), _bands(claims),
+            _turns(claims), *_by_place(claims), _sources(claims), _tags(claims),
+            _explained(claims), _unmeasured(claims), _crossings(claims), _implied(claims),
+            _counters(claims), _bands(claims),
         )
         if one.rows
     ]  # fmt: skip
@@ -66,6 +67,28 @@ def _row(claim: ClaimResult) -> list[str]:
         f"{number(found.low)} to {number(found.high)}" if found else MISSING,
         MISSING if measured is None else f"{measured.conditions or MISSING}; {measured.badge}",
     ]
+
+
+def _turns(claims: Iterable[ClaimResult]) -> Block:
+    rows = [
+        [
+            f"{claim.headline or claim.statement} ({claim.id})",
+            with_unit(paper_figure(claim), claim.unit), _measured(claim),
+            f"{number(found.low)} to {number(found.high)} ({found.mover})"
+            if (found := extremes(claim)) else MISSING,
+            str(claim.verdict), claim.turns,
+        ]
+        for claim in claims
+        if claim.turns
+    ]  # fmt: skip
+    headers = ("claim", "reported", "moebench", "over constants", "verdict", "condition")
+    said = "A condition is computed from the same cells as the figure."
+    return Block("Verdicts, and the condition on which each turns", headers, rows, said)
+
+
+def _sources(claims: Iterable[ClaimResult]) -> Block:
+    rows = _shared(("; ".join(claim.sources), claim) for claim in claims)
+    return Block("Who reports it", ("claims", "sources"), rows)
 
 
 def _measured(claim: ClaimResult) -> str:

@@ -21,8 +21,9 @@ from tests.reports.sections.claims_fixture import DAOP, EQUAL, SMOE
 
 ROOT = Path(__file__).parents[2]
 
-#: Most bytes of the front page, about 1700 words in tables: five minutes.
-MOST = 13_000
+#: Most bytes of the front page, about 1700 words in tables: five minutes.  The field's eight claims
+#: are on their own page; the front page has a row and a link for them.
+MOST = 13_300
 
 
 def stale(claims: Path) -> list[str]:
@@ -33,12 +34,14 @@ def stale(claims: Path) -> list[str]:
 
 def test_the_committed_documents_are_made_from_the_committed_claims() -> None:
     assert stale(FOLDER) == [], "make reproduction"
-    assert {file.stem for file in (ROOT / "docs" / "reproduction").iterdir()} == set(PAPERS)
+    made = {one.paper for one in read()}
+    assert {file.stem for file in (ROOT / "docs" / "reproduction").iterdir()} == made
+    assert made >= set(PAPERS) - {"field"}
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("paper", [one.paper for one in read()])
 def test_claims_that_changed_make_other_documents(paper: str, tmp_path: Path) -> None:
-    for name in PAPERS:
+    for name in (one.paper for one in read()):
         text = (FOLDER / f"{name}.json").read_text("utf-8")
         (tmp_path / f"{name}.json").write_text(text, "utf-8")
     file = tmp_path / f"{paper}.json"

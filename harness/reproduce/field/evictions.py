@@ -104,7 +104,7 @@ def collisions(stream: Stream, name: str, **options: str) -> int:
     """Return the misses of experts that were evicted less than one token ago, in one pool."""
     layers, experts = stream.sequences[0].shape[1], stream.experts
     done = counted(stream, name, SMALL, "global", **options)
-    evicted = {}
+    evicted: dict[int, int] = {}
     count = 0
     for step, victim, incoming in done.evicted:
         since = evicted.get(incoming)

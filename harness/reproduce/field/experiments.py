@@ -85,10 +85,13 @@ RESIDENT = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 
 #: Placement by frequency, and two that place again for each prompt.
 BY_FREQUENCY: dict[str, Any] = {"system": "ktransformers"}
-UPDATED = {
-    "system": "ktransformers", "set": {"assign.threshold": "64", "assign.update": "true"},
+UPDATED: dict[str, Any] = {
+    "system": "ktransformers", "set": {"assign.threshold": "64", "assign.update": "True"},
 }  # fmt: skip
-SWAPPED = {"system": "ktransformers", "set": {"assign": "by-sequence", "evict": "swap"}}
+SWAPPED: dict[str, Any] = {
+    "system": "ktransformers",
+    "set": {"assign": "by-sequence", "evict": "swap"},
+}
 
 PLACEMENT = Experiment(
     "field placement",
@@ -133,8 +136,8 @@ def _paged(share: float) -> list[dict[str, Any]]:
     return [
         learned | {"set": {"evict": "flashmoe"}},
         learned | {"set": {"evict": "lru"}},
-        {"system": "flashmoe", "set": {"evict": "lru"}, "cache_ratio": None, "slots": 8,
-         "free_host_gb": pages},
+        {"system": "flashmoe", "set": {"evict": "lru", "scope": "global"}, "cache_ratio": None,
+         "slots": 8, "free_host_gb": pages},
     ]  # fmt: skip
 
 
@@ -187,8 +190,8 @@ FRONT = Experiment(
 SPLIT_LINKS = (90.0, 45.0, 30.0, 22.0, 15.0, 11.0, 6.0)
 
 #: FreeToken's two modes: all misses are copied, or divided by the overlapped bandwidths.
-OFFLOAD = {"system": "freetoken", "set": {"assign.mode": "offload"}}
-HYBRID = {"system": "freetoken", "set": {"assign.mode": "hybrid"}}
+OFFLOAD: dict[str, Any] = {"system": "freetoken", "set": {"assign.mode": "offload"}}
+HYBRID: dict[str, Any] = {"system": "freetoken", "set": {"assign.mode": "hybrid"}}
 
 SPLIT = Experiment(
     "field hybrid or offload",

@@ -22,7 +22,7 @@ def by_share(runs: Runs) -> dict[float, dict[str, float]]:
         else:
             learned = spec["overrides"]["evict"] == "flashmoe"
             way, share = (LEARNED if learned else LRU), spec["cache_ratio"]
-        times = found.setdefault(round(share, 2), {})
+        times = found.setdefault(round(share, 3), {})
         times.setdefault(way, []).append(run["metrics"]["tpot_ms"]["mean"])
     if not found or any(len(of) < 3 for of in found.values()):
         raise MissingEvidenceError(f"a way to use the memory lacks its run ({TPOT})")
@@ -56,12 +56,11 @@ def turns(evidence: Evidence) -> str:
         for share, times in found.items()
     ]
     apart = fmean(percent(times[LRU] / times[LEARNED]) for times in found.values())
+    placed = fmean(percent(times[PAGED] / times[LRU]) for times in found.values())
+    decides = "place, not its rule, decides" if abs(placed) > abs(apart) else "rule decides"
     return (
-        "Tokens/s over the page cache with as many bytes, on a machine whose link copies a page "
-        f"faster than the disk reads it: {'; '.join(parts)}. A page that hits still crosses the "
-        "link; a slot that hits does not. What is learned adds "
-        f"{apart:+.1f} % to LRU on the device: the place of the cache decides, not its rule."
-        if abs(apart) < 5 else
-        f"Tokens/s over the page cache with as many bytes: {'; '.join(parts)}. What is learned "
-        f"adds {apart:+.1f} % to LRU on the device."
-    )  # fmt: skip
+        "A page that hits still crosses the link; a slot that hits does not. Tokens/s over the "
+        f"page cache with as many bytes: {'; '.join(parts)}. What is learned adds {apart:+.1f} % "
+        f"to LRU on the device, and the device {placed:+.1f} % to the page cache: the cache's "
+        f"{decides}."
+    )

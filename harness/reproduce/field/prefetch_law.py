@@ -2,21 +2,24 @@
 
 For each decoded token, with times in ms and a system that loads every miss:
 
-    ΔT = P + x · W - u · min(L, O)
+    ΔT = P (1 - w) + x · W - u · min(E, O)
     W  = (L - O) - (1 - exp(-λ (L - O))) / λ    where L > O, else 0
     λ  = (1 - exp(-m)) / C                      m = (1 - h) k misses in a layer
 
     P   the prediction itself: what it adds to a token when all experts are on the device
+    w   share of the token's time that waits for copies; predictions of that time cost nothing
     x   copies that the link makes more than without prefetching: wrong predictions
     u   prefetched experts that are used
-    L   the time of one copy, O the time from a prediction to the next gate that a copy can use
+    L   the time of one copy, E the part of it that the device waits for
+    O   the time from a prediction to the next gate that a copy can use
     C   the time of a layer without waiting for copies
     h,k the hit rate without prefetching, and the experts of a token in a layer
 
-A right prediction hides at most O of a copy.  A wrong one occupies the link for L, of which O
-passes before the next gate; the rest delays needed copies, unless none is needed for long enough.
-Copies are needed at random with rate λ, so the wait's mean is W.  As h grows, predicted experts
-that are absent are more often wrong ones: x falls more slowly than u.
+A right prediction hides at most O of a copy, and no more than what was waited for.  A wrong one
+occupies the link for L, of which O passes before the next gate; the rest delays needed copies,
+unless none is needed for long enough.  Copies are needed at random with rate λ, so the wait's mean
+is W.  As h grows, predicted experts that are absent are more often wrong ones: x falls more slowly
+than u.
 
 O is the law's only constant that is not read from the cells: O = o · C with one o for all cells.
 """
@@ -51,7 +54,9 @@ class Pair(NamedTuple):
         misses: misses of a layer without prefetching.
         more: copies more than without prefetching.
         used: prefetched experts that are used.
-        copy, layer: time of one copy; of a layer without waiting for copies.
+        copy, exposed: time of one copy, and the part of it that the device waits for.
+        layer: time of a layer without waiting for copies.
+        waits: share of a token's time that waits for copies.
         predict: what predictions take if all experts are on the device.
     """
 
@@ -65,7 +70,9 @@ class Pair(NamedTuple):
     more: float
     used: float
     copy: float
+    exposed: float
     layer: float
+    waits: float
     predict: float
 
     @property
@@ -77,8 +84,9 @@ class Pair(NamedTuple):
         """Return the change of TPOT by the law, in percent, for O = ``overlap`` · C."""
         hidden = overlap * self.layer
         wait = waiting(self.copy - hidden, self.misses, self.layer)
-        gain = self.used * min(self.copy, hidden)
-        return 100 * (self.predict + self.more * wait - gain) / self.before
+        gain = self.used * min(self.exposed, hidden)
+        predict = self.predict * (1 - self.waits)
+        return 100 * (predict + self.more * wait - gain) / self.before
 
 
 def waiting(rest: float, misses: float, layer: float) -> float:
@@ -123,14 +131,14 @@ def _pair(model: str, machine: str, one: Document, other: Document, predict: flo
     tokens, before = float(dig(one, DECODED)), float(dig(one, TPOT))
     loads, after = float(dig(one, _LOADS)), float(dig(other, TPOT))
     layers = len(model_shape(model).moe_layers)
-    on_link = float(dig(one, LINK))
+    on_link, stalled = float(dig(one, LINK)), float(dig(one, STALL) or 0.0)
     more = dig(other, "metrics.prefetch.issued") + dig(other, _LOADS) - loads
     return Pair(
         model, load_profile(machine, one["spec"]["software"]).link.pinned_h2d.value,
         float(dig(one, "metrics.cache_ratio")), before, after, on_link / (tokens * before),
         loads / tokens / layers, max(0.0, more / tokens),
-        dig(other, "metrics.prefetch.used") / tokens, on_link / loads,
-        (before - float(dig(one, STALL) or 0.0) / tokens) / layers, predict,
+        dig(other, "metrics.prefetch.used") / tokens, on_link / loads, stalled / loads,
+        (before - stalled / tokens) / layers, stalled / tokens / before, predict,
     )  # fmt: skip
 
 
@@ -246,11 +254,12 @@ def turns(evidence: Evidence) -> str:
                         f"to {busy:.0%})")  # fmt: skip
         parts.append(f"{model}: {', '.join(said)}")
     return (
-        "Prefetching loses where P + x·W > u·min(L, O): a token's wrong copies x, each delaying "
-        "needed ones by W, and the prediction P take longer than its right ones hide. In the hit "
-        f"rate, with O = {law.overlap:.2f} C, it loses above {'; '.join(parts)}. "
-        f"The law's error is {law.error:.2g} points of TPOT, on held-out link rates "
-        f"{law.held_out:.2g}; it tells gain from loss in {law.signs:.0%} of the cells."
+        "Prefetching loses where P (1 - w) + x W > u min(E, O): a token's wrong copies x, each "
+        "delaying needed ones by W, and the prediction P, as far as it is not made while copies "
+        "are waited for (w), take longer than its u right ones hide (O, at most what a copy is "
+        f"waited for, E). In the hit rate, with O = {law.overlap:.2f} C, it loses above "
+        f"{'; '.join(parts)}. The law's error is {law.error:.2g} points of TPOT, on held-out "
+        f"link rates {law.held_out:.2g}; it tells gain from loss in {law.signs:.0%} of the cells."
     )
 
 

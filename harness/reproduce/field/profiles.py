@@ -170,7 +170,9 @@ CARRIES = 75.0
 def turns(evidence: Evidence) -> str:
     """Return on which models and traces a profile carries over, and on which it beats LRU."""
     rows = of_streams(evidence, SHARE)
-    carried, lost, better = [], [], []
+    carried: list[str] = []
+    lost: list[str] = []
+    better: list[str] = []
     for row in rows:
         share = keeps([row])
         if share is not None:

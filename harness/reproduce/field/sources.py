@@ -1,4 +1,4 @@
-"""Who reported each of the field's claims, and where.
+"""Sources of each of the field's claims, and the figures that they report.
 
 Rows are ids of ``results/measured/develop.csv``.  *colibri* is its evaluation of caches and
 prefetch on OLMoE, of 29 September 2026.
