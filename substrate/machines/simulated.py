@@ -389,8 +389,8 @@ class SimulatedMachine:
                 there = [cast(int, span.end_ns) for span in begun.after]
                 start = max(self._free[_H2D], begun.since_ns, *there)
             elif self._uploads:
-                op, _, since_ns, after = self._uploads[0]
-                there = [cast(int, span.end_ns) for span in after]
+                op, _, since_ns, awaited = self._uploads[0]
+                there = [cast(int, span.end_ns) for span in awaited]
                 start = max(self._free[self._first_lane(op)], since_ns, *there)
             else:
                 op, since_ns = self._queue[0]
