@@ -559,13 +559,28 @@ def test_random_requests_evict_as_the_restated_rule(name, tokens, slots):
     assert done.evicted == restated(plain, steps, slots, False, False)[0]
 
 
-def test_the_restatements_differ_from_each_other():
+def drawn_steps(tokens=60):
     random = np.random.default_rng(0)
-    steps = [
+    return [
         (layer, sorted(random.choice(EXPERTS, 2, replace=False).tolist()))
-        for _ in range(60)
+        for _ in range(tokens)
         for layer in range(3)
     ]
+
+
+def test_without_prefetching_tinyserves_least_stale_evicts_as_lru():
+    # A token uses an expert at most once, so that each hit is on a stale entry and moves it to the
+    # end; the two queues together are LRU's order.
+    for slots in (2, 5, 9):
+        done = [
+            replay(make("evict", name), [drawn_steps()], topology(3, EXPERTS, 2), slots, "global")
+            for name in ("lru", "least-stale")
+        ]
+        assert done[0].evicted == done[1].evicted != []
+
+
+def test_the_restatements_differ_from_each_other():
+    steps = drawn_steps()
     found = [
         restated(plain, steps, 5, False, hits_first)[0] for _, _, plain, hits_first in RULES.values()
     ]
