@@ -303,7 +303,7 @@ def test_the_system_is_an_lru_of_each_layer_without_prefetch():
     names = {decision: name_of(decision, policy) for decision, policy in system.policies.items()}
     assert names == {
         "place": "none", "route": "cache-prior", "assign": "load", "prefetch": "none",
-        "evict": "lru-by-weight",
+        "admit": "all", "evict": "lru-by-weight",
     }  # fmt: skip
     assert (system.scope, system.alpha, system.alpha_in_use) == ("layer", 0.5, 0.5)
 

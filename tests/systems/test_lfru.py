@@ -53,7 +53,8 @@ def test_the_default_is_vllms_and_the_options_make_tinyserve():
     assert (plain.scope, plain.lossless) == ("layer", True)
     names = {decision: name_of(decision, policy) for decision, policy in plain.policies.items()}
     assert names == {
-        "place": "none", "route": "exact", "assign": "load", "prefetch": "none", "evict": "lfru",
+        "place": "none", "route": "exact", "assign": "load", "prefetch": "none",
+        "admit": "all", "evict": "lfru",
     }  # fmt: skip
     assert plain.evict.reading == "vllm"
     tiny = build("lfru", {

@@ -5,6 +5,7 @@ Keys are ``layer · 8 + expert``.  ``drive`` makes the accesses of whole layers 
 """
 
 from collections import deque
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,12 +14,7 @@ from hypothesis import strategies as st
 
 from moebench.substrate.analysis.cache_replay import replay, requests, topology
 from moebench.substrate.errors import UsageError
-from moebench.systems.policies.evict_engines import (
-    LFRU,
-    LeastStale,
-    WorkloadAware,
-    lfru_victim,
-)
+from moebench.systems.policies.evict_engines import LFRU, LeastStale, WorkloadAware, lfru_victim
 from moebench.systems.registry import make
 from tests.systems.views import cache, flags, shape, started, victim_of, view
 
@@ -444,7 +440,7 @@ class PlainInterval:
     def next_use(self, key):
         times = self.history[key]
         average = None
-        for before, after in zip(times, times[1:], strict=False):
+        for before, after in pairwise(times):
             gap = after - before
             average = gap if average is None else 0.75 * average + 0.25 * gap
         return times[-1] + max(average or 0, 1)
@@ -582,7 +578,8 @@ def test_without_prefetching_tinyserves_least_stale_evicts_as_lru():
 def test_the_restatements_differ_from_each_other():
     steps = drawn_steps()
     found = [
-        restated(plain, steps, 5, False, hits_first)[0] for _, _, plain, hits_first in RULES.values()
+        restated(plain, steps, 5, False, hits_first)[0]
+        for _, _, plain, hits_first in RULES.values()
     ]
     assert all(found[i] != found[j] for i in range(6) for j in range(i))
 
