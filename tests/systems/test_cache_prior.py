@@ -4,16 +4,25 @@ Scores are softmaxes of logits, so that policies see what a gate gives them.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebench.harness.conformance.cases import CASES
+from moebench.harness.conformance.suite import check_system
 from moebench.substrate.engine.decisions import Prompts
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import GateKind
-from moebench.systems.cache_prior import CachePrior, LRUByWeight, choice_values, prior_choice
+from moebench.systems.cache_prior import (
+    CachePrior,
+    CachePriorSystem,
+    LRUByWeight,
+    choice_values,
+    prior_choice,
+)
 from moebench.systems.options import build
 from moebench.systems.registry import name_of
 from tests.systems.views import cache, flags, shape, view
@@ -283,7 +292,7 @@ def test_choices_and_contents_are_those_of_the_code(seed, capacity, lam, keep):
             chosen = set(route.route(seen).ids_TK[0].tolist())
             choice, hits = next(expected)
             assert chosen == choice
-            # What is left of an earlier text is no hit of the code.
+            # The code empties its cache: it does not hit experts that an earlier text left.
             assert chosen & inside & used == hits
             used |= chosen
             evict.used(0, sorted(chosen))
@@ -306,6 +315,19 @@ def test_the_system_is_an_lru_of_each_layer_without_prefetch():
         "admit": "all", "evict": "lru-by-weight",
     }  # fmt: skip
     assert (system.scope, system.alpha, system.alpha_in_use) == ("layer", 0.5, 0.5)
+
+
+@dataclass(kw_only=True)
+class Exact(CachePriorSystem):
+    """The system with λ = 0, which claims to be lossless."""
+
+    alpha: float = 0.0
+
+
+def test_lambda_0_generates_the_tokens_of_the_resident_model():
+    found = {f.check: f.state for f in check_system(Exact, cases=[CASES[0]]).findings}
+    assert found["lossless"] == "ok"
+    assert found["invariants"] == "ok"
 
 
 def test_experts_in_groups_are_refused():
