@@ -65,7 +65,7 @@ CASES = {
     "moebench machines diff a6000 rtx4": ["rtx4060ti", "rtx4090"],
     "moebench run --workload arith": ["arithmetic"],
     "moebench run --software hf": ["hf-eager"],
-    "moebench trace caches DIR --policies lru,lf": ["lru,lfu"],
+    "moebench trace caches DIR --policies lru,lf": ["lru,lfu", "lru,lfru"],
     "moebench show ab": ["abc123", "abd456"],
     "moebench rm abc123 xy": ["xyz789"],
     "moebench show --store elsewhere ": ["far"],
