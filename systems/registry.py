@@ -64,6 +64,12 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "simulate each layer over CPU, GPU and link; prefetch by impact"),
     "fiddler": ("fiddler", "Fiddler",
         "popular experts stay; load the others or compute on the host"),
+    "freetoken": ("freetoken", "FreeToken",
+        "one LRU for all layers; misses divided between link and host by bandwidth"),
+    "pinned-profile": ("pinned_profile", "PinnedProfile",
+        "the most used experts of each layer pinned, the others computed on the host"),
+    "qvac-lru": ("qvac_lru", "QvacLRU",
+        "one LRU of whole experts, every miss fetched, large dispatches bypass it"),
 }  # fmt: skip
 
 #: Variant of a system: the algorithm of its paper, or the behaviour of its authors' code.
@@ -115,6 +121,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "streamed": ("deepspeed", "Streamed"),
         "resident-or-streamed": ("deepspeed", "ResidentOrStreamed"),
         "none": ("policies.place", "PlaceNothing"),
+        "slot-pools": ("freetoken", "SlotPools"),
+        "pinned-profile": ("pinned_profile", "PinTopOfEachLayer"),
     },
     "route": {
         "exact": ("policies.route", "ExactRouting"),
@@ -140,6 +148,9 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "two-ended": ("hybrimoe_shipped", "TwoEnded"),
         "load-or-compute": ("fiddler", "LoadOrCompute"),
         "load-or-compute-shipped": ("fiddler_shipped", "LoadOrComputeAsShipped"),
+        "bandwidth-split": ("freetoken", "BandwidthSplit"),
+        "bandwidth-split-earlier": ("freetoken", "EarlierSplit"),
+        "cache-or-bypass": ("qvac_lru", "CacheOrBypass"),
     },
     "prefetch": {
         "none": ("policies.prefetch", "NoPrefetch"),
@@ -157,6 +168,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "after-next": ("hybrimoe_shipped", "AfterNext"),
         "stride": ("promoe", "StridePrefetch"),
         "expert-map": ("finemoe", "MatchedMaps"),
+        "two-buffers": ("freetoken", "TwoBuffers"),
     },
     "evict": {
         "static": ("policies.evict", "NeverEvict"),
@@ -180,6 +192,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "swap": ("daop", "OnlySwaps"),
         "swap-placeholder": ("daop_shipped", "SwapsAndPlaceholder"),
         "placeholder": ("policies.evict", "OnePlaceholder"),
+        "oldest-call": ("freetoken", "OldestCall"),
+        "dispatch-lru": ("qvac_lru", "DispatchLRU"),
     },
 }
 
