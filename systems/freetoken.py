@@ -17,6 +17,7 @@ for all layers.  Prefill streams whole layers through two buffers at the beginni
     step, expert_recency, usage                one clock, which counts calls: one for each layer
     --moe-cache-scope, --moe-cache-split       ``place.pools``: unified, equal, profile
     --disable-moe-prefill-overlap              ``prefetch.overlap=false``
+    pinned host banks                          ``pinned_copies``
     --moe-cache-auto                           `cache_slots`; a run's slots are what fits
 
 Decode, hybrid: a layer's call misses m distinct experts.  A fetch costs 1 - φ, an expert on the
@@ -425,7 +426,7 @@ class BandwidthSplit(_Split):
 
         Without a profile, and if φ is 0 as a Q16 integer, the cap counts.
         """
-        cap = max(self.max_fetch, 0) if self.max_fetch >= 0 else 1
+        cap = 1 if self.max_fetch < 0 else self.max_fetch
         phi_q16 = self.share(view) or 0
         return split_misses(misses, phi_q16, cap, self.rounding, self._clock, room)
 
@@ -634,6 +635,7 @@ class FreeToken(System):
     assign: Assignment = field(default_factory=BandwidthSplit)
     prefetch: Prefetching = field(default_factory=TwoBuffers)
     evict: Eviction = field(default_factory=OldestCall)
+    pinned_copies: bool | None = True
     host_kernels: HostKernels = "fused"
     host_together: bool = True  # one submission to the executor, one sync for a layer
 

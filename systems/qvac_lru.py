@@ -1,9 +1,9 @@
 """qvac-lru: one LRU cache of whole experts for all layers, and every miss is fetched.
 
-tetherto/qvac-fabric-llm.cpp, a fork of llama.cpp: ``--moe-cache`` (pull request 232, September 2026,
-read at 06560fb, src/llama-moe-cache.cpp).  Experts are in host memory.  Each *dispatch*, one
-layer's products for one batch of rows, asks a cache on the device for its distinct experts.  All of
-them are computed on the device; none is computed on the host, in decode or in prefill.
+tetherto/qvac-fabric-llm.cpp, a fork of llama.cpp with a cache of experts on the device (pull
+request 232, September 2026, read at 06560fb, src/llama-moe-cache.cpp).  Experts are in host memory.
+A *dispatch* is one layer's products for one batch of rows.  It finds its distinct experts in the
+cache or fetches them.  The device computes all of them, in decode and prefill.
 
     fork                                    moebench
     ────                                    ────────
@@ -139,7 +139,7 @@ class CacheOrBypass(Assignment):
         self._slots = slots if is_active(slots, shape.top_k, self.gate) else 0
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Plan to fetch the absent experts, and to keep them unless the layer bypasses the cache."""
+        """Plan to fetch the absent experts; they are kept unless the layer bypasses the cache."""
         if bypasses(len(active.rows), self._slots):
             return split(active, [Fetch(view.layer, e, keep=False) for e in active.absent])
         return split(active, fetches(view.layer, active.absent))

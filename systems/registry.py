@@ -94,6 +94,8 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
 
 #: Engines of which an earlier version decided otherwise: name → (module, class, one line).
 EARLIER: dict[str, tuple[str, str, str]] = {
+    "freetoken": ("freetoken", "EarlierFreeToken",
+        "August's code: hybrid by itself where the host is twice as fast as the link"),
 }  # fmt: skip
 
 #: The tables of systems by variant.
