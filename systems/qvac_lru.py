@@ -63,12 +63,12 @@ GUARD = 1
 
 
 def bypasses(distinct: int, slots: int) -> bool:
-    """Return whether a dispatch of so many distinct experts leaves the cache as it is."""
+    """Return whether a dispatch of ``distinct`` experts leaves the cache as it is."""
     return distinct > slots
 
 
 def is_active(slots: int, top_k: int, gate: int = 1) -> bool:
-    """Return whether a cache of so many whole experts is used at all: ``gate`` tokens must fit."""
+    """Return whether a cache of ``slots`` whole experts is used: ``gate`` tokens must fit."""
     return slots >= gate * top_k
 
 
