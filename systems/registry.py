@@ -68,6 +68,12 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "every miss copied to its layer's slots, the least uses by age evicted"),
     "cache-prior": ("cache_prior", "CachePriorSystem",
         "the router favours experts on the device, LRU a layer"),
+    "freetoken": ("freetoken", "FreeToken",
+        "one LRU for all layers; misses divided between link and host by bandwidth"),
+    "pinned-profile": ("pinned_profile", "PinnedProfile",
+        "the most used experts of each layer pinned, the others computed on the host"),
+    "qvac-lru": ("qvac_lru", "QvacLRU",
+        "one LRU of whole experts, every miss fetched, large dispatches bypass it"),
 }  # fmt: skip
 
 #: Variant of a system: the algorithm of its paper, or of an engine's newest version; the behaviour
@@ -92,6 +98,8 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
 
 #: Engines of which an earlier version decided otherwise: name → (module, class, one line).
 EARLIER: dict[str, tuple[str, str, str]] = {
+    "freetoken": ("freetoken", "EarlierFreeToken",
+        "August's code: hybrid by itself where the host is twice as fast as the link"),
 }  # fmt: skip
 
 #: The tables of systems by variant.
@@ -129,6 +137,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "streamed": ("deepspeed", "Streamed"),
         "resident-or-streamed": ("deepspeed", "ResidentOrStreamed"),
         "none": ("policies.place", "PlaceNothing"),
+        "slot-pools": ("freetoken", "SlotPools"),
+        "pinned-profile": ("pinned_profile", "PinTopOfEachLayer"),
     },
     "route": {
         "exact": ("policies.route", "ExactRouting"),
@@ -156,6 +166,9 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "load-or-compute": ("fiddler", "LoadOrCompute"),
         "load-or-compute-shipped": ("fiddler_shipped", "LoadOrComputeAsShipped"),
         "load-by-rank": ("lfru", "LoadByRank"),
+        "bandwidth-split": ("freetoken", "BandwidthSplit"),
+        "bandwidth-split-earlier": ("freetoken", "EarlierSplit"),
+        "cache-or-bypass": ("qvac_lru", "CacheOrBypass"),
     },
     "prefetch": {
         "none": ("policies.prefetch", "NoPrefetch"),
@@ -174,6 +187,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "stride": ("promoe", "StridePrefetch"),
         "expert-map": ("finemoe", "MatchedMaps"),
         "fate": ("lfru", "Fate"),
+        "two-buffers": ("freetoken", "TwoBuffers"),
     },
     "admit": {
         "all": ("substrate.engine.system", "AdmitAll"),
@@ -205,6 +219,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "least-stale": ("policies.evict_engines", "LeastStale"),
         "dali-window": ("policies.evict_engines", "WorkloadAware"),
         "lru-by-weight": ("cache_prior", "LRUByWeight"),
+        "oldest-call": ("freetoken", "OldestCall"),
+        "dispatch-lru": ("qvac_lru", "DispatchLRU"),
     },
 }
 
