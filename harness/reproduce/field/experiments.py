@@ -48,7 +48,12 @@ SPEED = Experiment(
             "cache_ratio": [0.25, 0.5], "system": SPEED_SYSTEMS, "seed": [0, 1],
         },
     },
-    quick={"common": _QUICK_SIZE, "product": {"model": ["olmoe-1b-7b"], "seed": [0]}},
+    quick={
+        "common": _QUICK_SIZE,
+        "product": {
+            "model": ["olmoe-1b-7b"], "machine": [DESKTOP], "cache_ratio": [0.25], "seed": [0],
+        },
+    },
     numbers=("host.gemv_bandwidth", "link.in_engine_efficiency"),
 )  # fmt: skip
 
@@ -159,14 +164,14 @@ PAGES = Experiment(
 
 # -----------------------------------------------------------------------------
 
-ALPHAS = (0.0, 0.15, 0.3, 0.45, 0.6)
-LAMBDAS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+ALPHAS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
+LAMBDAS = (0.0, 0.02, 0.04, 0.07, 0.1, 0.2, 0.5, 1.0)
 
 FRONT = Experiment(
     "field routing fronts",
     {
         "common": {
-            "model": "olmoe-1b-7b", "workload": "passages", "prompts": 8, "new_tokens": 32,
+            "model": "olmoe-1b-7b", "workload": "passages", "prompts": 6, "new_tokens": 32,
             "allow_overcommit": True, "machine": DESKTOP,
         },
         "product": {
@@ -177,11 +182,10 @@ FRONT = Experiment(
                   for value in LAMBDAS),
             ],
             "cache_ratio": [0.25, 0.5],
-            "seed": _SEEDS,
+            "seed": [0, 1],
         },
     },
     quick={"common": {"prompts": 3, "new_tokens": 24}, "product": {"seed": [0]}},
-    numbers=("link.in_engine_efficiency",),
 )  # fmt: skip
 
 # -----------------------------------------------------------------------------
@@ -203,6 +207,24 @@ SPLIT = Experiment(
             "seed": _SEEDS,
         },
     },
-    quick={"common": _QUICK_SIZE, "product": {"model": ["olmoe-1b-7b"], "seed": [0]}},
+    quick={
+        "common": _QUICK_SIZE,
+        "product": {
+            "model": ["olmoe-1b-7b"], "seed": [0],
+            "machine": [at_link(rate) for rate in (90.0, 30.0, 15.0, 6.0)],
+        },
+    },
     numbers=("host.gemv_bandwidth", "host.shared_bandwidth"),
 )  # fmt: skip
+
+#: FreeToken's third mode in place of hybrid: the host computes all misses.
+ALL_ON_HOST = CounterExperiment(
+    "the host computes all misses (cpu), in place of hybrid",
+    {"system": [OFFLOAD, {"system": "freetoken", "set": {"assign.mode": "cpu"}}]},
+    always=True,
+)  # fmt: skip
+
+#: The same engine in Python, which pays for each launch and hand-over.
+IN_PYTHON = CounterExperiment(
+    "Hugging Face's software in place of lean", {"software": "hf-eager"}, always=True
+)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.harness.reproduce.field.experiments import HYBRID, OFFLOAD, SPLIT
+from moebench.harness.reproduce.field.experiments import OFFLOAD, SPLIT
 from moebench.harness.reproduce.read import TPOT
 from moebench.results.claims import Measured
 from moebench.substrate.machines.profile import load_profile
@@ -21,11 +21,12 @@ def bandwidth_ratio(machine: str, software: str) -> float:
 
 
 def by_ratio(runs: Runs) -> dict[float, float]:
-    """Return the TPOT of hybrid over that of offload, by the ratio of bandwidths."""
+    """Return the TPOT of the other mode over that of offload, by the ratio of bandwidths."""
     found: dict[float, list[float]] = {}
     for (machine, _), place in runs.groups("machine", "model").items():
-        hybrid, offload = (place.of(set=dict(mode["set"])) for mode in (HYBRID, OFFLOAD))
-        if not len(hybrid) or not len(offload):
+        offload = place.of(set=OFFLOAD["set"])
+        hybrid = Runs(run for run in place if run not in offload)
+        if not hybrid or not offload:
             raise MissingEvidenceError(f"{machine}: a mode lacks its run")
         ratio = bandwidth_ratio(machine, place[0]["spec"]["software"])
         found.setdefault(round(ratio, 3), []).append(hybrid.mean(TPOT) / offload.mean(TPOT))
