@@ -162,7 +162,8 @@ SPLIT = (
         "R-8 ratio", _SPLIT, "host's bandwidth over the link's from which on hybrid is faster",
         2.0, "×", Bands(Band(low=1.5, high=2.5), Band(low=1.1, high=4),
                         "a quarter either way; direction: a host that is faster, up to 4 times"),
-        splits.measured, (e.SPLIT,), (e.ALL_ON_HOST, e.IN_PYTHON), sources=sources.SPLIT, turns=splits.turns,
+        splits.measured, (e.SPLIT,), (e.ALL_ON_HOST, e.IN_PYTHON), sources=sources.SPLIT,
+        turns=splits.turns,
     ),
 )  # fmt: skip
 
