@@ -171,7 +171,7 @@ class Published(HostOrCopy):
 
 @dataclass(kw_only=True)
 class Capped(Admission):
-    """Uploads the last two misses of each layer at the end of a pass.
+    """Uploads the last two misses of each layer at the end of a pass, in the background.
 
     Attributes:
         uploads_per_layer: most uploads of a layer and pass.
@@ -184,7 +184,7 @@ class Capped(Admission):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        require_at_least("admit", self, uploads_per_layer=0, max_batch=1, queue=0)
+        require_at_least("admit", self, uploads_per_layer=0, max_batch=1)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Forget misses and published experts."""
@@ -215,7 +215,9 @@ class Capped(Admission):
     def pass_ends(self, phase: Phase) -> Sequence[Fetch]:
         """Return the uploads of each layer, front layers first, and forget all misses."""
         missed, self._missed = self._missed, {}
-        return [fetch for layer in sorted(missed) for fetch in self._scheduled(layer, missed[layer])]
+        return [
+            fetch for layer in sorted(missed) for fetch in self._scheduled(layer, missed[layer])
+        ]
 
     def _scheduled(self, layer: int, missed: Sequence[int]) -> list[Fetch]:
         """Return the uploads of a layer; an expert that is on its way is not copied twice."""
@@ -271,7 +273,9 @@ class LayerLRU(ServedEviction):
         if self._bypassed:
             return
         base, order, active = layer * self._experts, self._orders[layer], set(experts)
-        for expert in [e for e in self._rows if e in active] + sorted(active.difference(self._rows)):
+        for expert in [e for e in self._rows if e in active] + sorted(
+            active.difference(self._rows)
+        ):
             key = base + expert
             if key in order and key not in self._new:
                 order.move_to_end(key)

@@ -142,7 +142,12 @@ def fills(
 
 
 def every_nth(
-    missed: Iterable[int], copying: Container[int], before: int, free: int, room: int, every: int = 8
+    missed: Iterable[int],
+    copying: Container[int],
+    before: int,
+    free: int,
+    room: int,
+    every: int = 8,
 ) -> tuple[list[int], int]:
     """Return the experts that a node of the earlier fork queues, and the device's misses so far.
 
@@ -183,12 +188,15 @@ def coldest(
     return first
 
 
-def most_queued(jobs: int, queue_mib: int, matrix_bytes: int, matrices: int) -> int:
+def most_queued(jobs: int, queue_mib: int | None, matrix_bytes: int, matrices: int) -> int:
     """Return how many experts can wait or be under way in a queue of jobs of one matrix.
 
     One job is under way and not in the queue.
+
+    Args:
+        queue_mib: MiB of all jobs in the queue; None is any.
     """
-    waiting = min(jobs, queue_mib * MIB // max(1, matrix_bytes))
+    waiting = jobs if queue_mib is None else min(jobs, queue_mib * MIB // max(1, matrix_bytes))
     return (waiting + 1) // matrices if waiting else 0
 
 
@@ -287,7 +295,9 @@ class BesideHost(HostOrCopy):
         rows = rows_of_node(view)
         back = rows_on_host(len(rows), view.forward.rows, self._matrix_bytes, self.host_rows)
         kept = set(rows[: len(rows) - back])
-        return [e for e in dict.fromkeys(rows[len(rows) - back :]) if e in active.rows and e not in kept]
+        return [
+            e for e in dict.fromkeys(rows[len(rows) - back :]) if e in active.rows and e not in kept
+        ]
 
 
 # --------------------------------------------------------------------------- admit
@@ -327,8 +337,6 @@ class _Counting(_OfCache):
         require_at_least(
             "admit", self, inserts=1, jobs=1, queue_mib=1, min_kib=0, least_slots=1, max_batch=1
         )
-        require_at_least("admit", self, queue=0)
-        self._given = self.queue
 
     @property
     def _least_bytes(self) -> int:
@@ -339,10 +347,7 @@ class _Counting(_OfCache):
         """Forget all misses; find out whether there is a cache, and how long its queue is."""
         self._cache, self._experts = cache, shape.num_experts
         matrices, size = shape.ffn_matrices, matrix_bytes_of(shape, cache)
-        mib = self.queue_mib
-        self._longest = most_queued(self.jobs, self.jobs * size + 1 if mib is None else mib, size, matrices)
-        if self._given is not None:
-            self._longest = min(self._longest, self._given)
+        self.queue = most_queued(self.jobs, self.queue_mib, size, matrices)
         room = min(cache.pools) - self.spare
         entries = shape.num_experts * (1 if cache.scope == "layer" else len(shape.moe_layers))
         self._covers = room >= entries
@@ -361,7 +366,7 @@ class _Counting(_OfCache):
     def _room(self) -> int:
         """Return how many experts a node can queue now."""
         self._queued = {key for key in self._queued if self._cache.holds(key)}
-        return min(self.inserts, self._longest - len(self._queued))
+        return min(self.inserts, (self.queue or 0) - len(self._queued))
 
     def _queue(self, layer: int, experts: Sequence[int]) -> Sequence[Fetch]:
         self._queued.update(self._cache.keys(layer, experts))
@@ -400,7 +405,8 @@ class MissCounts(_Counting):
         """Return the copies that this layer's misses queue."""
         if not self._serves(view):
             return ()
-        rows = [expert for expert in rows_of_node(view) if expert in missed]
+        copying = view.in_flight_E
+        rows = [e for e in rows_of_node(view) if e in missed and not copying[e]]
 
         def after(free: int) -> int:
             return threshold(free, self._covers, self.admit_after, self.readmit_after)
@@ -441,9 +447,8 @@ class EveryNth(_Counting):
         """Return the copies that this layer's misses queue."""
         if not self._serves(view):
             return ()
-        copying = view.in_flight_E
-        rows = [e for e in rows_of_node(view) if e in missed or copying[e]]
-        held = {e for e in rows if copying[e]}
+        rows = [expert for expert in rows_of_node(view) if expert in missed]
+        held = {expert for expert in rows if view.in_flight_E[expert]}
         free, room = self._free(view.layer), self._room()
         queued, self._misses = every_nth(rows, held, self._misses, free, room, self.every)
         return self._queue(view.layer, queued)
@@ -487,7 +492,9 @@ class RowLRU(ServedEviction):
         base = layer * self._experts
         order, hits, active = self._orders[base], self._hits, set(experts)
         # A routing that replaces experts may use others than the model's own.
-        for expert in [e for e in self._rows if e in active] + sorted(active.difference(self._rows)):
+        for expert in [e for e in self._rows if e in active] + sorted(
+            active.difference(self._rows)
+        ):
             key = base + expert
             if key in order:
                 order.move_to_end(key)
@@ -503,7 +510,7 @@ class RowLRU(ServedEviction):
         self._orders[key].pop(key, None)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Return the allowed key that was used longest ago; None in layers that bypass the cache."""
+        """Return the allowed key that was used longest ago; None in layers that bypass it."""
         if self._bypassed:
             return None
         return coldest(self._orders[incoming], self._hits, self._most_hits, allowed.__getitem__)
