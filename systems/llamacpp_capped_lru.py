@@ -244,6 +244,8 @@ class LayerLRU(ServedEviction):
 
     n: int | None = None
 
+    needs_host = True
+
     def __post_init__(self) -> None:
         require_at_least("evict", self, n=0)
 
