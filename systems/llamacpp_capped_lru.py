@@ -10,7 +10,7 @@ src/llama-moecache.cpp.
     a step: one call of decode             a pass
     the table of an expert's slot          the published experts, `Capped.published`
     moe_obs_cb: hits, and pending misses   `Capped.observe`, of at most 4 tokens
-    llama_moe_cache_step: publish,         ``admit=capped``, at the end of a pass, by `last_misses`
+    llama_moe_cache_step: publish,         ``admit=capped``, at the end of a pass, by `schedule`
       then schedule
     max_inserts 2                          ``admit.uploads_per_layer``
     slot_last_use                          LayerLRU (``evict=layer-lru``)
@@ -44,8 +44,9 @@ Deviations and readings:
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
 from moebench.substrate.engine.policies import Admission, Assignment, Eviction, Placement
@@ -69,17 +70,27 @@ def pending(rows: Iterable[int], published: Container[int]) -> list[int]:
     return [expert for expert in dict.fromkeys(rows) if expert not in published]
 
 
-def last_misses(missed: Sequence[int], published: Container[int], most: int = 2) -> list[int]:
-    """Return the experts of a layer that are uploaded at the end of a step, in this order.
+def schedule(
+    missed: Sequence[int], order: Iterable[int], coming: Container[int], free: int, most: int = 2
+) -> list[tuple[int, int | None]]:
+    """Return the uploads of a layer at the end of a step, each with the expert that leaves for it.
 
     Args:
-        missed: the experts that the step missed, in the order of rows.
-        published: those that are on the device now: one of the last misses among them uses up one
-            of the uploads.
-        most: uploads of a layer and step.
+        missed: the experts that the step missed, each once, in the order of rows.
+        order: experts that are published by now, least recently used first.
+        coming: experts whose copies are under way.
+        free: slots of the layer without an expert, which are used first.
+        most: uploads of a layer and step; an expert that has a slot uses up one.
     """
-    last = missed[-most:] if most else ()
-    return [expert for expert in reversed(last) if expert not in published]
+    here, found = [*order], list[tuple[int, int | None]]()
+    for expert in [*reversed(missed)][:most]:
+        if expert in here or expert in coming:
+            continue
+        if not (free or here):  # copies to all slots are under way
+            break
+        found.append((expert, None if free else here.pop(0)))
+        free = max(0, free - 1)
+    return found
 
 
 # --------------------------------------------------------------------------- the policies
@@ -185,13 +196,14 @@ class Capped(Admission):
 
     def __post_init__(self) -> None:
         require_at_least("admit", self, uploads_per_layer=0, max_batch=1)
+        #: Returns a layer's complete experts, least recently used first, and its free slots.  The
+        #: system sets it; None leaves victims to the eviction.
+        self.slots_of: Callable[[int], tuple[list[int], int]] | None = None
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Forget misses and published experts."""
         self._cache, self._layers = cache, shape.moe_layers
         self._experts = shape.num_experts
-        #: N, which the system sets; None is not known.
-        self.share: int | None = None
         #: Keys of experts that the table has.
         self.published: set[int] = set()
         self._ended: set[int] = set()
@@ -199,6 +211,7 @@ class Capped(Admission):
 
     def uploaded(self, key: int) -> None:
         """Note a copy that has ended; it is published at the first gate of a pass."""
+        self.published.discard(key)  # it was evicted since it was published
         self._ended.add(key)
 
     def observe(self, view: LayerView) -> None:
@@ -206,11 +219,11 @@ class Capped(Admission):
         if view.layer == self._layers[0]:
             self.published |= self._ended
             self._ended.clear()
-        if view.forward.rows > self.max_batch:
-            return
-        holds, keys = self._cache.holds, self._cache.keys(view.layer, range(self._experts))
-        here = {e for e, key in enumerate(keys) if key in self.published and holds(key)}
-        self._missed[view.layer] = pending(rows_of_node(view), here)
+        resident_E, keys = view.resident_E, self._cache.keys(view.layer, range(self._experts))
+        here = {e for e, key in enumerate(keys) if key in self.published and resident_E[e]}
+        self.published.difference_update(key for e, key in enumerate(keys) if e not in here)
+        if view.forward.rows <= self.max_batch:
+            self._missed[view.layer] = pending(rows_of_node(view), here)
 
     def pass_ends(self, phase: Phase) -> Sequence[Fetch]:
         """Return the uploads of each layer, front layers first, and forget all misses."""
@@ -220,16 +233,12 @@ class Capped(Admission):
         ]
 
     def _scheduled(self, layer: int, missed: Sequence[int]) -> list[Fetch]:
-        """Return the uploads of a layer; an expert that is on its way is not copied twice."""
+        """Return the uploads of a layer, with their victims if the eviction is this system's."""
         keys = self._cache.keys(layer, range(self._experts))
         held = {expert for expert, key in enumerate(keys) if self._cache.holds(key)}
-        found = last_misses(missed, held, self.uploads_per_layer)
-        if self.share is not None:  # a slot whose copy is under way cannot be taken
-            coming = {e for e in held if keys[e] not in self.published | self._ended}
-            found = found[: max(0, self.share - len(coming))]
-        self.published.difference_update(keys[expert] for expert in found)
-        self._ended.difference_update(keys[expert] for expert in found)
-        return [Fetch(layer, expert) for expert in found]
+        order, free = ([], self._experts) if self.slots_of is None else self.slots_of(layer)
+        found = schedule(missed, order, held.difference(order), free, self.uploads_per_layer)
+        return [Fetch(layer, expert, instead_of=victim) for expert, victim in found]
 
 
 @dataclass(kw_only=True)
@@ -265,7 +274,7 @@ class LayerLRU(ServedEviction):
         """Publish at a pass's first layer; keep the layer's rows."""
         if view.layer == self._first:
             for key in self._new:
-                self._orders[key // self._experts].move_to_end(key)
+                self._orders[key // self._experts][key] = None
             self._new.clear()
         self._rows = rows_of_node(view)
         self._bypassed = self.serves is not None and not self.serves(view)
@@ -279,12 +288,11 @@ class LayerLRU(ServedEviction):
             active.difference(self._rows)
         ):
             key = base + expert
-            if key in order and key not in self._new:
+            if key in order:
                 order.move_to_end(key)
 
     def arrived(self, key: int) -> None:
-        """Append the expert to its layer's order."""
-        self._orders[key // self._experts][key] = None
+        """Remember the expert until it is published."""
         self._new.append(key)
 
     def left(self, key: int) -> None:
@@ -293,17 +301,24 @@ class LayerLRU(ServedEviction):
         if key in self._new:
             self._new.remove(key)
 
+    def slots_of(self, layer: int) -> tuple[list[int], int]:
+        """Return a layer's complete experts, least recently used first, and its free slots."""
+        first = layer * self._experts
+        new = [key for key in self._new if key // self._experts == layer]
+        held = sum(self._cache.held[first : first + self._experts])
+        return [key - first for key in chain(self._orders[layer], new)], max(0, self.share - held)
+
     def grows(self, incoming: int) -> bool:
         """Return whether the layer has fewer than N experts, complete or arriving."""
-        first = incoming // self._experts * self._experts
-        return sum(self._cache.held[first : first + self._experts]) < self.share
+        return self.slots_of(incoming // self._experts)[1] > 0
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """Return the layer's expert that was used longest ago; None in passes that bypass it."""
         if self._bypassed:
             return None
-        order = self._orders[incoming // self._experts]
-        return next((key for key in order if allowed[key]), None)
+        layer, first = incoming // self._experts, incoming // self._experts * self._experts
+        order, _ = self.slots_of(layer)
+        return next((first + expert for expert in order if allowed[first + expert]), None)
 
 
 # --------------------------------------------------------------------------- the system
@@ -328,7 +343,6 @@ class LlamaCppCappedLRU(LlamaCpp):
             self.evict.transient, self.evict.serves = spare, self.assign.serves
         super().start(shape, cache)
         if isinstance(self.admit, Capped):
-            if isinstance(self.evict, LayerLRU):
-                self.admit.share = self.evict.share
+            self.admit.slots_of = self.evict.slots_of if isinstance(self.evict, LayerLRU) else None
             if isinstance(self.assign, Published):
                 self.assign.published = self.admit.published
