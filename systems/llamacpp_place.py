@@ -131,7 +131,7 @@ class FitSplit(NamedTuple):
         return {"UP": 1, "GATE": matrices - 1}.get(self.boundary or "", 0)
 
     def gpu_layers(self, layers: int) -> int:
-        """Return -ngl: the layers on the device, and the output, of a model of so many layers."""
+        """Return -ngl: the number of ``layers`` on the device, and one for the output if it is."""
         return layers - self.whole + self.output
 
 
