@@ -68,6 +68,10 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "simulate each layer over CPU, GPU and link; prefetch by impact"),
     "fiddler": ("fiddler", "Fiddler",
         "popular experts stay; load the others or compute on the host"),
+    "lfru": ("lfru", "LFRUCache",
+        "every miss copied to its layer's slots, the least uses by age evicted"),
+    "cache-prior": ("cache_prior", "CachePriorSystem",
+        "the router favours experts on the device, LRU a layer"),
 }  # fmt: skip
 
 #: Variant of a system: the algorithm of its paper, or of an engine's newest version; the behaviour
@@ -141,6 +145,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "set-order": ("smoe_shipped", "SetOrderRouter"),
         "predicted": ("daop", "PredictedRouting"),
         "adaptive": ("adapmoe", "AdaptiveGating"),
+        "cache-prior": ("cache_prior", "CachePrior"),
     },
     "assign": {
         "load": ("policies.assign", "LoadAll"),
@@ -160,6 +165,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "two-ended": ("hybrimoe_shipped", "TwoEnded"),
         "load-or-compute": ("fiddler", "LoadOrCompute"),
         "load-or-compute-shipped": ("fiddler_shipped", "LoadOrComputeAsShipped"),
+        "load-by-rank": ("lfru", "LoadByRank"),
     },
     "prefetch": {
         "none": ("policies.prefetch", "NoPrefetch"),
@@ -177,6 +183,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "after-next": ("hybrimoe_shipped", "AfterNext"),
         "stride": ("promoe", "StridePrefetch"),
         "expert-map": ("finemoe", "MatchedMaps"),
+        "fate": ("lfru", "Fate"),
     },
     "admit": {
         "all": ("substrate.engine.system", "AdmitAll"),
@@ -210,6 +217,10 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "swap": ("daop", "OnlySwaps"),
         "swap-placeholder": ("daop_shipped", "SwapsAndPlaceholder"),
         "placeholder": ("policies.evict", "OnePlaceholder"),
+        "lfru": ("policies.evict_engines", "LFRU"),
+        "least-stale": ("policies.evict_engines", "LeastStale"),
+        "dali-window": ("policies.evict_engines", "WorkloadAware"),
+        "lru-by-weight": ("cache_prior", "LRUByWeight"),
     },
 }
 
