@@ -43,6 +43,10 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "resident, or streamed by ZeRO-Inference where it does not fit"),
     "llamacpp": ("llamacpp", "LlamaCpp",
         "static layers on the device, the rest computed on the host"),
+    "llamacpp-moe-cache": ("llamacpp_moe_cache", "LlamaCppMoeCache",
+        "hits on the device beside misses on the host, copies after the second miss"),
+    "llamacpp-capped-lru": ("llamacpp_capped_lru", "LlamaCppCappedLRU",
+        "an LRU in each layer, two uploads a layer and step"),
     "smoe": ("smoe", "SMoE", "substitute low-score experts, prefetch top-score ones"),
     "daop": ("daop", "DAOP", "swap in prefill, compute on the host one layer ahead"),
     "duoserve": ("duoserve", "DuoServe", "stream through k slots, a learned path ahead"),
@@ -100,6 +104,8 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
 EARLIER: dict[str, tuple[str, str, str]] = {
     "freetoken": ("freetoken", "EarlierFreeToken",
         "August's code: hybrid by itself where the host is twice as fast as the link"),
+    "llamacpp-moe-cache": ("llamacpp_moe_cache", "EarlierMoeCache",
+        "a copy at the first miss, and at one miss in eight when full"),
 }  # fmt: skip
 
 #: The tables of systems by variant.
@@ -134,6 +140,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "ngl": ("llamacpp", "GpuLayers"),
         "fit": ("llamacpp_place", "Fit"),
         "override": ("llamacpp_place", "Override"),
+        "moe-cache": ("llamacpp_moe_cache", "CacheSlots"),
+        "layer-slots": ("llamacpp_capped_lru", "LayerSlots"),
         "streamed": ("deepspeed", "Streamed"),
         "resident-or-streamed": ("deepspeed", "ResidentOrStreamed"),
         "none": ("policies.place", "PlaceNothing"),
@@ -152,6 +160,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "assign": {
         "load": ("policies.assign", "LoadAll"),
         "host-or-copy": ("llamacpp", "HostOrCopy"),
+        "beside-host": ("llamacpp_moe_cache", "BesideHost"),
+        "published": ("llamacpp_capped_lru", "Published"),
         "one-use": ("policies.assign", "LoadForOneUse"),
         "host": ("policies.assign", "HostAll"),
         "balanced": ("policies.assign", "Balanced"),
@@ -192,11 +202,17 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "admit": {
         "all": ("substrate.engine.system", "AdmitAll"),
         "after-misses": ("policies.admit", "AfterMisses"),
+        "moe-cache": ("llamacpp_moe_cache", "MissCounts"),
+        "every-nth": ("llamacpp_moe_cache", "EveryNth"),
+        "capped": ("llamacpp_capped_lru", "Capped"),
     },
     "evict": {
         "static": ("policies.evict", "NeverEvict"),
         "only-named": ("policies.evict", "OnlyNamed"),
         "lru": ("policies.evict", "LeastRecentlyUsed"),
+        "row-lru": ("llamacpp_moe_cache", "RowLRU"),
+        "heat": ("llamacpp_moe_cache", "Heat"),
+        "layer-lru": ("llamacpp_capped_lru", "LayerLRU"),
         "lfu": ("policies.evict", "LeastFrequentlyUsed"),
         "staged-lru": ("policies.evict_staged", "StagedLRU"),
         "fifo": ("policies.evict", "FirstInFirstOut"),
