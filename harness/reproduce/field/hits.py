@@ -110,7 +110,8 @@ def greatest(evidence: Evidence) -> Measured:
     runs = evidence.runs(SPEED)
     samples = [max(pair.ratio for pair in contrasts(of)) for of in runs.by("seed").values()]
     pair = max(contrasts(runs), key=lambda one: one.ratio)
-    return Measured.of(samples, runs.badge, f"{_named(pair)}; {pair.place}")
+    said = f"{pair.few.system} with {pair.few.hits:.0%} hits, {pair.many.system} with "
+    return Measured.of(samples, runs.badge, f"{said}{pair.many.hits:.0%}; {pair.place}")
 
 
 def turns(evidence: Evidence) -> str:
