@@ -15,9 +15,17 @@ from moebench.reports.reproduction import (
     one_document,
     write,
 )
-from moebench.results.claims import EQUAL_MEMORY, FOLDER, PAPERS, read, read_exhibit, write_exhibit
+from moebench.results.claims import (
+    EQUAL_MEMORY,
+    FOLDER,
+    PAPERS,
+    Verdict,
+    read,
+    read_exhibit,
+    write_exhibit,
+)
 from moebench.results.claims import write as write_claims
-from tests.reports.sections.claims_fixture import DAOP, EQUAL, SMOE
+from tests.reports.sections.claims_fixture import DAOP, EQUAL, SMOE, claim
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,3 +133,30 @@ def test_one_document_links_to_no_file() -> None:
     text = one_document([SMOE, DAOP])
     assert ".md)" not in text
     assert "# The claims of DAOP" in text
+
+
+FIELD_CLAIM = claim(
+    "R-1 pairs", Verdict.REPRODUCED, headline="more hits can be slower", paper=None,
+    sources=("one engine: faster", "another: slower"), turns="Slower above a ratio of 0.50.",
+)  # fmt: skip
+REPORTS = SMOE.model_copy(
+    update={"paper": "field", "title": "Field reports", "claims": (FIELD_CLAIM,)}
+)
+
+
+def test_field_reports_have_sources_and_conditions_on_their_own_page() -> None:
+    text = full_tables(REPORTS)
+    assert "## Verdicts, and the condition on which each turns" in text
+    assert "| more hits can be slower (R-1 pairs) | – | " in text
+    assert "Slower above a ratio of 0.50. |" in text
+    assert "| R-1 pairs | one engine: faster; another: slower |" in text
+    for title in ("condition on which", "Who reports it"):
+        assert title not in full_tables(SMOE)
+
+
+def test_the_front_page_links_to_field_reports() -> None:
+    text = front_page([SMOE, REPORTS])
+    assert "## Field reports" in text
+    assert "(reproduction/field.md)" in text
+    assert "more hits can be slower" not in text
+    assert "| Field reports | 1 |" in text
