@@ -64,6 +64,10 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "simulate each layer over CPU, GPU and link; prefetch by impact"),
     "fiddler": ("fiddler", "Fiddler",
         "popular experts stay; load the others or compute on the host"),
+    "dali": ("dali", "DALI",
+        "a greedy 0-1 program divides each layer; fetch the expert with most predicted tokens"),
+    "hobbit": ("hobbit", "HOBBIT",
+        "missing experts with low scores come as int4 or are skipped; four-term eviction"),
 }  # fmt: skip
 
 #: Variant of a system: the algorithm of its paper, or the behaviour of its authors' code.
@@ -123,6 +127,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "set-order": ("smoe_shipped", "SetOrderRouter"),
         "predicted": ("daop", "PredictedRouting"),
         "adaptive": ("adapmoe", "AdaptiveGating"),
+        "skip-missing": ("hobbit", "SkipMissing"),
     },
     "assign": {
         "load": ("policies.assign", "LoadAll"),
@@ -138,6 +143,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "by-sequence-shipped": ("daop_shipped", "AllocateAsShipped"),
         "makespan": ("hybrimoe", "MakespanSchedule"),
         "two-ended": ("hybrimoe_shipped", "TwoEnded"),
+        "greedy": ("dali", "GreedyAssignment"),
+        "by-precision": ("hobbit", "LoadByPrecision"),
         "load-or-compute": ("fiddler", "LoadOrCompute"),
         "load-or-compute-shipped": ("fiddler_shipped", "LoadOrComputeAsShipped"),
     },
@@ -157,6 +164,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "after-next": ("hybrimoe_shipped", "AfterNext"),
         "stride": ("promoe", "StridePrefetch"),
         "expert-map": ("finemoe", "MatchedMaps"),
+        "residual": ("dali", "ResidualPrefetch"),
+        "stacked-gates": ("hobbit", "StackedGates"),
     },
     "evict": {
         "static": ("policies.evict", "NeverEvict"),
@@ -177,6 +186,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "load-order": ("smoe_shipped", "LoadOrder"),
         "activation-aware": ("moe_infinity", "ActivationAware"),
         "fewest-visits": ("moe_infinity_shipped", "FewestVisits"),
+        "dali-score": ("dali", "WorkloadScores"),
+        "multidimensional": ("hobbit", "Multidimensional"),
         "swap": ("daop", "OnlySwaps"),
         "swap-placeholder": ("daop_shipped", "SwapsAndPlaceholder"),
         "placeholder": ("policies.evict", "OnePlaceholder"),
