@@ -18,9 +18,9 @@ GPU-centric mode.
     caches of high- and of low-precision experts       ``HOBBIT.forms``: slots of each form
     int4 for float16 (int2 for int8)                   ``Form("int4")``
 
-Loading.  A token's k experts are ranked by gate weight g, normalised to sum 1.  The unimportance of
-the expert of rank i is the weight before it, s_i = g_0 + ... + g_(i-1), and s_0 = 0.  An expert that
-is missing is loaded whole if s ≤ T1, at low precision if T1 < s ≤ T2, and skipped if s > T2.
+Loading.  A token's k experts are ranked by gate weight g, normalised to sum 1.  The unimportance
+of the expert of rank i is the weight before it, s_i = g_0 + ... + g_(i-1), and s_0 = 0.  A missing
+expert is loaded whole if s ≤ T1, at low precision if T1 < s ≤ T2, and skipped if s > T2.
 
 Prefetching.  The gates of the next p layers run at once on the state that this layer's gate reads.
 From the next layer on, the first layer of which a predicted expert is missing is prefetched, each
@@ -31,8 +31,8 @@ Eviction.  Each precision has a cache of its own.  The expert t with the lowest 
     p_t = w_lru · R_t / T  +  w_lfu · F_t / T  +  w_lhu · H_t / T  +  w_fld · (1 - d_t / l_n)
 
 R is the token of its last use, F and H count its uses and its uses at high precision in this
-sequence, T is the current token; d = (l_t - l_i + l_n) mod l_n is the distance from the layer of the
-incoming expert i to the expert's own among l_n layers.
+sequence, T is the current token, and d = (l_t - l_i + l_n) mod l_n is the distance from the layer
+of the incoming expert i to that of the expert t, among l_n layers.
 
 Deviations and readings:
 
@@ -41,6 +41,8 @@ Deviations and readings:
 - The share of memory for low-precision experts is not published, only that it is the smaller part.
   moebench gives it a fifth of the bytes.
 - moebench has no int2.  Where a run stores experts at 4 bits, both forms have about the same bytes.
+- Weights are the gate's scores of the chosen experts.  For biased sigmoid and SparseMixer gates
+  they differ from the weights by which outputs are multiplied.
 - An expert that is needed at low precision and is on the device at high precision is used as it is.
   Needed at high precision, it is loaded although its low-precision record is there.
 - Several rows, in prefill or in a batch: an expert gets the best class that any of its rows asks
@@ -57,7 +59,7 @@ Deviations and readings:
 - The mode in which the host computes missing experts is not implemented.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -76,6 +78,7 @@ from moebench.substrate.engine.decisions import (
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.protocol import Op, OpKind, op_of
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.memory.residency import Whereabouts
 from moebench.substrate.models.shape import Form, ModelShape
@@ -96,10 +99,11 @@ def unimportance(weights_TK: Scores) -> Scores:
     """Return the weight before each expert of a row, as a share of the row's sum (Eq. 2).
 
     Args:
-        weights_TK: gate weights of the chosen experts, the highest first in each row.
+        weights_TK: gate weights of the chosen experts, the highest first in each row.  Biased
+            scores below 0 count as 0.
     """
-    g_TK = np.asarray(weights_TK, dtype=np.float64)
-    g_TK = g_TK / g_TK.sum(axis=1, keepdims=True)
+    g_TK = np.maximum(np.asarray(weights_TK, dtype=np.float64), 0)
+    g_TK = g_TK / np.maximum(g_TK.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
     found: Scores = np.zeros_like(g_TK)
     found[:, 1:] = g_TK[:, :-1].cumsum(axis=1)
     return found
@@ -225,6 +229,15 @@ class LoadByPrecision(Assignment):
 # ----------------------------------------------------------------------------- prefetching (§3.3)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stacked(NextGatesOnNormed):
+    """Runs the gates of later layers as one operation, which takes the time of one gate."""
+
+    def op(self, view: LayerView) -> Op:
+        """Return the cost of one gate: the paper measures no more for up to four (§5.5.2)."""
+        return op_of(OpKind.PREDICT, view.layer, (view.forward.rows,))
+
+
 @dataclass(kw_only=True)
 class StackedGates(Prefetching):
     """Fetches the predicted experts of the first later layer that lacks one of them.
@@ -251,9 +264,9 @@ class StackedGates(Prefetching):
         self._t2 = route.t2 if isinstance(route, SkipMissing) else 1.0
 
     @property
-    def predictor(self) -> NextGatesOnNormed:
+    def predictor(self) -> Stacked:
         """Predictor that runs later layers' gates on the state that this layer's gate reads."""
-        return NextGatesOnNormed(layers=self.layers, in_prefill=self.prefill)
+        return Stacked(layers=self.layers, in_prefill=self.prefill)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Keep the cache, to look up experts and their forms."""
@@ -300,7 +313,8 @@ def priorities(
     """
     distance = (layers - layer + num_layers) % num_layers
     terms = (last_used / token, uses / token, high_uses / token, 1 - distance / num_layers)
-    found: np.ndarray = sum(w * term for w, term in zip(weights, terms, strict=True)) / sum(weights)
+    shares = np.array(weights) / sum(weights)
+    found: np.ndarray = shares @ np.array(np.broadcast_arrays(*terms))
     return found
 
 
@@ -341,9 +355,6 @@ class Multidimensional(Eviction):
         """Begin without uses and without predicted experts."""
         self._experts, self._layers = shape.num_experts, shape.num_layers
         self._first, self._k = shape.moe_layers[0], shape.top_k
-        self._row = np.full(shape.num_layers, 0)
-        self._row[list(shape.moe_layers)] = range(len(shape.moe_layers))
-        self._moe_layers = len(shape.moe_layers)
         self._masked: dict[int, set[int]] = {}
         self._reset()
 
@@ -385,14 +396,13 @@ class Multidimensional(Eviction):
             return None
         records = self._layers * self._experts
         if self._masked:
-            masked = [l * self._experts + e for l, of_l in self._masked.items() for e in of_l]
+            masked = [layer * self._experts + e for layer, of in self._masked.items() for e in of]
             others = keys[~np.isin(keys % records, masked)]
             keys = others if len(others) else keys
         at = keys % records
         found = priorities(
-            self._last[at], self._uses[at], self._high[at], self._row[at // self._experts],
-            max(self._token, 1), int(self._row[incoming % records // self._experts]),
-            self._moe_layers, self.weights,
+            self._last[at], self._uses[at], self._high[at], at // self._experts,
+            max(self._token, 1), incoming % records // self._experts, self._layers, self.weights,
         )  # fmt: skip
         return int(keys[found.argmin()])
 

@@ -186,7 +186,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "load-order": ("smoe_shipped", "LoadOrder"),
         "activation-aware": ("moe_infinity", "ActivationAware"),
         "fewest-visits": ("moe_infinity_shipped", "FewestVisits"),
-        "dali-score": ("dali", "WorkloadScores"),
+        "dali-swap": ("dali", "WorkloadSwaps"),
         "multidimensional": ("hobbit", "Multidimensional"),
         "swap": ("daop", "OnlySwaps"),
         "swap-placeholder": ("daop_shipped", "SwapsAndPlaceholder"),
