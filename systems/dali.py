@@ -413,7 +413,7 @@ HOT_WINDOW = LeastRecentlyUsed
 
 @dataclass(kw_only=True)
 class DALI(System):
-    """DALI with the paper's assignment and prefetching."""
+    """DALI with the paper's assignment and prefetching, and tinyserve's rule of eviction."""
 
     paper = "arXiv 2602.03495"
 

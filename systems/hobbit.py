@@ -409,7 +409,7 @@ class Multidimensional(Eviction):
 
 @dataclass(kw_only=True)
 class HOBBIT(System):
-    """HOBBIT with the paper's policies for all five decisions, in its GPU-centric mode."""
+    """HOBBIT with the paper's policies for its decisions, in its GPU-centric mode."""
 
     paper = "arXiv 2411.01433"
     forms: ClassVar[tuple[Form, ...]] = (Form(), Form("int4", dtype="int4", pool=0.2))
