@@ -338,7 +338,6 @@ class Multidimensional(Eviction):
     fld: float = 1.0
     mask: bool = True
 
-    reads_scores = False
     takes_forms = True
 
     def __post_init__(self) -> None:
@@ -354,24 +353,18 @@ class Multidimensional(Eviction):
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin without uses and without predicted experts."""
         self._experts, self._layers = shape.num_experts, shape.num_layers
-        self._first, self._k = shape.moe_layers[0], shape.top_k
-        self._masked: dict[int, set[int]] = {}
+        self._k, self._one_layer = shape.top_k, len(shape.moe_layers) == 1
         self._reset()
 
     def _reset(self) -> None:
         total = self._layers * self._experts
-        self._token = 0
+        self._masked: dict[int, set[int]] = {}
+        self._token, self._layer = 0, self._layers
         self._last, self._uses, self._high = np.zeros((3, total), dtype=np.int64)
 
     def begin_sequences(self, prompts: Prompts) -> None:
         """Forget all uses: a sequence's frequencies do not hold for the next one."""
-        self._masked = {}
         self._reset()
-
-    def observe(self, view: LayerView) -> None:
-        """Count passes, and end the protection of this layer's predicted experts."""
-        self._token += view.layer == self._first
-        self._masked.pop(view.layer, None)
 
     def foresee(self, forecast: Forecast) -> None:
         """Protect the predicted experts of later layers."""
@@ -381,8 +374,15 @@ class Multidimensional(Eviction):
                 self._masked[layer] = set(ids_TK.ravel().tolist())
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Update R and F of used experts, and H of those used in form 0."""
+        """Update R and F of used experts, and H of those used in form 0; count passes.
+
+        A pass begins at a layer before the last one.  The layer's predicted experts are no longer
+        protected.
+        """
         form, layer = divmod(layer, self._layers)
+        self._token += layer < self._layer or (self._one_layer and form == HIGH)
+        self._layer = layer
+        self._masked.pop(layer, None)
         keys = [layer * self._experts + expert for expert in experts]
         self._last[keys] = self._token
         self._uses[keys] += 1

@@ -73,7 +73,7 @@ def test_the_greedy_is_not_always_the_optimum():
 
 def test_equal_ends_are_the_devices():
     assert greedy([MS], [MS]) == [True]
-    assert greedy([MS + 1000], [MS]) == [True]  # 1 us is no difference
+    assert greedy([MS + 1000], [MS]) == [True]  # a difference of 1 us does not count
     assert greedy([MS + 1001], [MS]) == [False]
     assert greedy([], []) == []
 

@@ -293,7 +293,6 @@ def policy_of(**options):
 def passed(policy, uses, layers=LAYERS):
     """Make one pass; ``uses`` maps (form, layer) to the experts that are used."""
     for layer in range(layers):
-        policy.observe(view([[0.0] * E], 2, layer=layer, layers=LAYERS + 1))
         for form in (0, 1):
             policy.used(form * LAYERS + layer, uses.get((form, layer), ()))
 
@@ -327,6 +326,16 @@ def test_the_four_terms_choose_four_victims():
     }
 
 
+def test_passes_are_counted_in_a_model_of_one_layer_too():
+    # R / T: expert 1 was used in pass 1 of 2, expert 0 in pass 2.
+    model = shape(E, 2, 2, dense_layers=(0,))
+    policy = Multidimensional(lru=1, lfu=0, lhu=0, fld=0)
+    policy.start(model, ExpertCache(model, 4, "global", Tier("device", 0), 0))
+    policy.used(1, [1])
+    policy.used(1, [0])
+    assert policy.victim(flags([E, E + 1], 2 * E), 2 * E - 1) == E + 1
+
+
 def test_records_of_both_forms_share_their_uses():
     policy = policy_of(lru=0, lfu=1, lhu=0, fld=0)
     passed(policy, {(0, 0): [0], (1, 0): [1]})
@@ -352,7 +361,7 @@ def test_predicted_experts_stay_until_their_layer_unless_nothing_else_can_leave(
     assert victim(policy, key(1, 0), key(0, 1), incoming=key(1, 3)) == key(0, 1)
     assert victim(policy, key(1, 0, 1), key(1, 3, 1), incoming=key(1, 2, 1)) == key(1, 3, 1)
     assert victim(policy, key(1, 0), key(1, 1), incoming=key(1, 3)) == key(1, 0)
-    policy.observe(view([[0.0] * E], 2, layer=1, layers=LAYERS + 1))
+    policy.used(1, [])
     assert victim(policy, key(1, 0), key(0, 1), incoming=key(1, 3)) == key(1, 0)
     assert victim(policy, incoming=key(1, 3)) is None
 
