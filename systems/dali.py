@@ -44,6 +44,7 @@ Deviations and readings:
   not show.  moebench has none either: loads that exceed the slots wait for each other.
 - The host's time is linear in tokens and the device's time constant, both means of the last
   operations of the run; the paper measures them in a warm-up.
+- Both sides begin idle, as in the program: a prefetch that the link still copies is not counted.
 - An expert that is being copied counts as resident: its transfer has been submitted.
 - Loads are made in the greedy's order.  The paper names no order.
 - Scores of calibration texts are kept in half precision, so that scores below 2^-24 count as 2^-24.

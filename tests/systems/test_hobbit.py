@@ -328,12 +328,12 @@ def test_the_four_terms_choose_four_victims():
 
 def test_passes_are_counted_in_a_model_of_one_layer_too():
     # R / T: expert 1 was used in pass 1 of 2, expert 0 in pass 2.
-    model = shape(E, 2, 2, dense_layers=(0,))
+    model = shape(E, 2, 1)
     policy = Multidimensional(lru=1, lfu=0, lhu=0, fld=0)
     policy.start(model, ExpertCache(model, 4, "global", Tier("device", 0), 0))
-    policy.used(1, [1])
-    policy.used(1, [0])
-    assert policy.victim(flags([E, E + 1], 2 * E), 2 * E - 1) == E + 1
+    policy.used(0, [1])
+    policy.used(0, [0])
+    assert policy.victim(flags([0, 1], E), 3) == 1
 
 
 def test_records_of_both_forms_share_their_uses():
