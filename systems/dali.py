@@ -14,6 +14,7 @@ by the authors.
     Greedy Assignment (Algorithm 1)                    `greedy`, GreedyAssignment
     residual vector of a layer, from calibration       `residuals`, ``ResidualPrefetch.calibrate``
     Residual-Based Prefetching (one expert)            ResidualPrefetch, ``prefetch.experts``
+    tinyserve's DALIPolicy                             ``evict=dali-window``, the default
     Workload-Aware Cache Replacement (§4.3,            WorkloadSwaps, ``evict=dali-swap``
       Algorithm 2), w_size, u_size                     ``evict.window``, ``evict.swaps``
     cache of a fixed number of experts in each layer   ``scope=layer``
@@ -55,7 +56,8 @@ Deviations and readings:
 - Whether the paper prefetches in prefill is not known; the default predicts in decode alone.
 - The default eviction is not the paper's.  It is the rule that tinyserve calls DALI: an expert is
   hot if it is in 25 or more of the last 256 accesses, a hot expert is not evicted, and the others
-  leave by LRU.  ``evict=dali-swap`` is the paper's rule, as a port of its Algorithm 2 states it:
+  leave by LRU.  Each layer has a window of its own, as it has a cache of its own; tinyserve has one
+  cache for all layers.  ``evict=dali-swap`` is the paper's rule, as a port of its Algorithm 2 states it:
   the cache counts tokens for w_size passes, then exchanges up to u_size experts of each layer.
   Neither size is known, nor where the paper keeps experts that are loaded for one use.
 """
@@ -84,7 +86,7 @@ from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import Learnt, Lookahead, RoutedSequence, Scores
 from moebench.systems.policies.checks import require_at_least, require_learnt_for
-from moebench.systems.policies.evict import LeastRecentlyUsed
+from moebench.systems.policies.evict_engines import WorkloadAware
 from moebench.systems.policies.latency import SAME_NS, check_history
 from moebench.systems.policies.makespan import measured
 from moebench.systems.policies.place import PlaceById
@@ -408,10 +410,6 @@ class WorkloadSwaps(Eviction):
         return int(staged.argmax()) if staged.any() else None
 
 
-#: The default eviction.
-HOT_WINDOW = LeastRecentlyUsed
-
-
 @dataclass(kw_only=True)
 class DALI(System):
     """DALI with the paper's assignment and prefetching, and tinyserve's rule of eviction."""
@@ -422,7 +420,7 @@ class DALI(System):
     route: Routing = field(default_factory=ExactRouting)
     assign: Assignment = field(default_factory=GreedyAssignment)
     prefetch: Prefetching = field(default_factory=ResidualPrefetch)
-    evict: Eviction = field(default_factory=HOT_WINDOW)
+    evict: Eviction = field(default_factory=WorkloadAware)
     scope: Scope = "layer"
 
     def __post_init__(self) -> None:

@@ -68,6 +68,10 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "a greedy 0-1 program divides each layer; fetch the expert with most predicted tokens"),
     "hobbit": ("hobbit", "HOBBIT",
         "missing experts with low scores come as int4 or are skipped; four-term eviction"),
+    "lfru": ("lfru", "LFRUCache",
+        "every miss copied to its layer's slots, the least uses by age evicted"),
+    "cache-prior": ("cache_prior", "CachePriorSystem",
+        "the router favours experts on the device, LRU a layer"),
 }  # fmt: skip
 
 #: Variant of a system: the algorithm of its paper, or of an engine's newest version; the behaviour
@@ -138,6 +142,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "predicted": ("daop", "PredictedRouting"),
         "adaptive": ("adapmoe", "AdaptiveGating"),
         "skip-missing": ("hobbit", "SkipMissing"),
+        "cache-prior": ("cache_prior", "CachePrior"),
     },
     "assign": {
         "load": ("policies.assign", "LoadAll"),
@@ -157,6 +162,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "by-precision": ("hobbit", "LoadByPrecision"),
         "load-or-compute": ("fiddler", "LoadOrCompute"),
         "load-or-compute-shipped": ("fiddler_shipped", "LoadOrComputeAsShipped"),
+        "load-by-rank": ("lfru", "LoadByRank"),
     },
     "prefetch": {
         "none": ("policies.prefetch", "NoPrefetch"),
@@ -176,6 +182,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "expert-map": ("finemoe", "MatchedMaps"),
         "residual": ("dali", "ResidualPrefetch"),
         "stacked-gates": ("hobbit", "StackedGates"),
+        "fate": ("lfru", "Fate"),
     },
     "admit": {
         "all": ("substrate.engine.system", "AdmitAll"),
@@ -205,6 +212,10 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "swap": ("daop", "OnlySwaps"),
         "swap-placeholder": ("daop_shipped", "SwapsAndPlaceholder"),
         "placeholder": ("policies.evict", "OnePlaceholder"),
+        "lfru": ("policies.evict_engines", "LFRU"),
+        "least-stale": ("policies.evict_engines", "LeastStale"),
+        "dali-window": ("policies.evict_engines", "WorkloadAware"),
+        "lru-by-weight": ("cache_prior", "LRUByWeight"),
     },
 }
 

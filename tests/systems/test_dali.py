@@ -28,6 +28,7 @@ from moebench.systems.dali import (
     most_tokens,
 )
 from moebench.systems.options import build
+from moebench.systems.policies.evict_engines import WorkloadAware
 from tests.substrate.engine.fakes import random_trace, rig, small_shape
 from tests.systems.views import active, cache, costs, flags, shape, view
 
@@ -361,6 +362,28 @@ def test_the_prefetch_of_dali_makes_the_exchanges():
     guess = {1: np.array([[0.1, 0.7, 0.1, 0.1]])}
     found = made.prefetch.prefetch(view([[0.0] * 4], 1), guess)
     assert found == [Fetch(1, 1), Fetch(0, 3, instead_of=0)]
+
+
+# --------------------------------------------------------------------------- tinyserve's rule
+
+
+def test_the_default_eviction_counts_256_accesses_and_an_expert_is_hot_from_25_on():
+    # Expert 0 is used in 25 of 126 accesses, most of them long ago, and is hot; with 24 it is not,
+    # and leaves as the least recently used one.
+    for uses, leaves in ((25, 1), (24, 0)):
+        policy = DALI().evict
+        assert isinstance(policy, WorkloadAware)
+        assert (policy.window, policy.share) == (256, 0.1)
+        model = shape(4, 1, 2)
+        policy.start(model, cache(model, 8, "layer"))
+        policy.arrived(0)  # an access too
+        for _ in range(uses - 1):
+            policy.used(0, [0])
+        policy.arrived(1)
+        policy.arrived(2)
+        for _ in range(99):
+            policy.used(0, [2])
+        assert policy.victim(flags([0, 1, 2], 8), incoming=3) == leaves
 
 
 # --------------------------------------------------------------------------- the whole system
