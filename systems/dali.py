@@ -38,9 +38,9 @@ that are not on the device are fetched.
 
 Deviations and readings:
 
-- The paper was read through public summaries, not in the original.  They agree on the objective,
-  on the residual vector, on one prefetched expert, and on a sort by the difference of CPU and GPU
-  time.  Which side the greedy then chooses is our reading.
+- The paper was read through public summaries, not in the original.  They state the objective, the
+  residual vector and one prefetched expert; one of them also states that the greedy sorts by the
+  difference of CPU and GPU time.  Which side it then chooses is our reading.
 - Summaries report a constraint of the program on the device's free memory, which Algorithm 1 does
   not show.  moebench has none either: loads that exceed the slots wait for each other.
 - The host's time is linear in tokens and the device's time constant, both means of the last
@@ -57,9 +57,10 @@ Deviations and readings:
 - The default eviction is not the paper's.  It is the rule that tinyserve calls DALI: an expert is
   hot if it is in 25 or more of the last 256 accesses, a hot expert is not evicted, and the others
   leave by LRU.  Each layer has a window of its own, as it has a cache of its own; tinyserve has one
-  cache for all layers.  ``evict=dali-swap`` is the paper's rule, as a port of its Algorithm 2 states it:
-  the cache counts tokens for w_size passes, then exchanges up to u_size experts of each layer.
-  Neither size is known, nor where the paper keeps experts that are loaded for one use.
+  cache for all layers.
+- ``evict=dali-swap`` is the paper's rule, as a third party's port of its Algorithm 2 states it: the
+  cache counts tokens for w_size passes, then exchanges up to u_size experts of each layer.  Neither
+  size is known, nor where the paper keeps experts that are loaded for one use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
