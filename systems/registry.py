@@ -43,6 +43,10 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "resident, or streamed by ZeRO-Inference where it does not fit"),
     "llamacpp": ("llamacpp", "LlamaCpp",
         "static layers on the device, the rest computed on the host"),
+    "llamacpp-moe-cache": ("llamacpp_moe_cache", "LlamaCppMoeCache",
+        "hits on the device beside misses on the host, copies after the second miss"),
+    "llamacpp-capped-lru": ("llamacpp_capped_lru", "LlamaCppCappedLRU",
+        "an LRU in each layer, two uploads a layer and step"),
     "smoe": ("smoe", "SMoE", "substitute low-score experts, prefetch top-score ones"),
     "daop": ("daop", "DAOP", "swap in prefill, compute on the host one layer ahead"),
     "duoserve": ("duoserve", "DuoServe", "stream through k slots, a learned path ahead"),
@@ -72,6 +76,12 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "every miss copied to its layer's slots, the least uses by age evicted"),
     "cache-prior": ("cache_prior", "CachePriorSystem",
         "the router favours experts on the device, LRU a layer"),
+    "freetoken": ("freetoken", "FreeToken",
+        "one LRU for all layers; misses divided between link and host by bandwidth"),
+    "pinned-profile": ("pinned_profile", "PinnedProfile",
+        "the most used experts of each layer pinned, the others computed on the host"),
+    "qvac-lru": ("qvac_lru", "QvacLRU",
+        "one LRU of whole experts, every miss fetched, large dispatches bypass it"),
 }  # fmt: skip
 
 #: Variant of a system: the algorithm of its paper, or of an engine's newest version; the behaviour
@@ -96,6 +106,10 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
 
 #: Engines of which an earlier version decided otherwise: name → (module, class, one line).
 EARLIER: dict[str, tuple[str, str, str]] = {
+    "freetoken": ("freetoken", "EarlierFreeToken",
+        "August's code: hybrid by itself where the host is twice as fast as the link"),
+    "llamacpp-moe-cache": ("llamacpp_moe_cache", "EarlierMoeCache",
+        "a copy at the first miss, and at one miss in eight when full"),
 }  # fmt: skip
 
 #: The tables of systems by variant.
@@ -130,9 +144,13 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "ngl": ("llamacpp", "GpuLayers"),
         "fit": ("llamacpp_place", "Fit"),
         "override": ("llamacpp_place", "Override"),
+        "moe-cache": ("llamacpp_moe_cache", "CacheSlots"),
+        "layer-slots": ("llamacpp_capped_lru", "LayerSlots"),
         "streamed": ("deepspeed", "Streamed"),
         "resident-or-streamed": ("deepspeed", "ResidentOrStreamed"),
         "none": ("policies.place", "PlaceNothing"),
+        "slot-pools": ("freetoken", "SlotPools"),
+        "pinned-profile": ("pinned_profile", "PinTopOfEachLayer"),
     },
     "route": {
         "exact": ("policies.route", "ExactRouting"),
@@ -147,6 +165,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "assign": {
         "load": ("policies.assign", "LoadAll"),
         "host-or-copy": ("llamacpp", "HostOrCopy"),
+        "beside-host": ("llamacpp_moe_cache", "BesideHost"),
+        "published": ("llamacpp_capped_lru", "Published"),
         "one-use": ("policies.assign", "LoadForOneUse"),
         "host": ("policies.assign", "HostAll"),
         "balanced": ("policies.assign", "Balanced"),
@@ -163,6 +183,9 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "load-or-compute": ("fiddler", "LoadOrCompute"),
         "load-or-compute-shipped": ("fiddler_shipped", "LoadOrComputeAsShipped"),
         "load-by-rank": ("lfru", "LoadByRank"),
+        "bandwidth-split": ("freetoken", "BandwidthSplit"),
+        "bandwidth-split-earlier": ("freetoken", "EarlierSplit"),
+        "cache-or-bypass": ("qvac_lru", "CacheOrBypass"),
     },
     "prefetch": {
         "none": ("policies.prefetch", "NoPrefetch"),
@@ -183,15 +206,22 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "residual": ("dali", "ResidualPrefetch"),
         "stacked-gates": ("hobbit", "StackedGates"),
         "fate": ("lfru", "Fate"),
+        "two-buffers": ("freetoken", "TwoBuffers"),
     },
     "admit": {
         "all": ("substrate.engine.system", "AdmitAll"),
         "after-misses": ("policies.admit", "AfterMisses"),
+        "moe-cache": ("llamacpp_moe_cache", "MissCounts"),
+        "every-nth": ("llamacpp_moe_cache", "EveryNth"),
+        "capped": ("llamacpp_capped_lru", "Capped"),
     },
     "evict": {
         "static": ("policies.evict", "NeverEvict"),
         "only-named": ("policies.evict", "OnlyNamed"),
         "lru": ("policies.evict", "LeastRecentlyUsed"),
+        "row-lru": ("llamacpp_moe_cache", "RowLRU"),
+        "heat": ("llamacpp_moe_cache", "Heat"),
+        "layer-lru": ("llamacpp_capped_lru", "LayerLRU"),
         "lfu": ("policies.evict", "LeastFrequentlyUsed"),
         "staged-lru": ("policies.evict_staged", "StagedLRU"),
         "fifo": ("policies.evict", "FirstInFirstOut"),
@@ -216,6 +246,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "least-stale": ("policies.evict_engines", "LeastStale"),
         "dali-window": ("policies.evict_engines", "WorkloadAware"),
         "lru-by-weight": ("cache_prior", "LRUByWeight"),
+        "oldest-call": ("freetoken", "OldestCall"),
+        "dispatch-lru": ("qvac_lru", "DispatchLRU"),
     },
 }
 
