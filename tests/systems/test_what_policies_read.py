@@ -32,6 +32,11 @@ EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[d
 VARIANTS = {
     ("assign", "balanced"): [{"by": "batch"}],
     ("assign", "hybrid"): [{"threshold": 1, "update": True}, {"defer": 1}],
+    ("assign", "hybrid-chunked"): [
+        {"threshold": 1, "update": True, "chunk": 2},
+        {"defer": 1},
+        {"threshold": 3, "chunk": 3},
+    ],
     ("prefetch", "top-score"): [{"predict": "gate"}],
     ("route", "expert-cache"): [{"refine": True}],
 }

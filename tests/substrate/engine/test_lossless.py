@@ -190,6 +190,7 @@ OTHERS: list[tuple[str, dict[str, str], int]] = [
         {"assign.threshold": "4", "assign.update": "true", "place": "by-id"},
         EXPERTS + 3,
     ),
+    ("kt-kernel", {"assign.threshold": "4", "assign.update": "true"}, EXPERTS + 3),
 ]
 
 
@@ -359,6 +360,11 @@ LINKED: list[tuple[str, dict[str, str], int]] = [
     (
         "ktransformers",
         {"assign.threshold": "4", "assign.update": "true", "place": "by-id"},
+        EXPERTS + 3,
+    ),
+    (
+        "kt-kernel",
+        {"assign.threshold": "2", "assign.chunk": "2", "assign.update": "true"},
         EXPERTS + 3,
     ),
 ]
