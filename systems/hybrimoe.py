@@ -277,7 +277,7 @@ class MinusRecentScore(Eviction):
 
 @dataclass(kw_only=True)
 class HybriMoE(System):
-    """HybriMoE with the paper's policies for all five decisions."""
+    """HybriMoE with the paper's policies for its decisions."""
 
     paper = "DAC 2025, arXiv 2504.05897"
 
