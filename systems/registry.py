@@ -38,6 +38,8 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "hot experts resident, the others on the host, none moved in decode"),
     "kt-kernel": ("kt_kernel", "KTKernel",
         "the code of kTransformers: N fixed residents, hybrid or layer-wise chunks"),
+    "exllamav3-mcs": ("exllamav3_mcs", "ExLlamaV3Split",
+        "each layer split between device and host; misses promoted to spare slots"),
     "accelerate": ("accelerate", "Accelerate",
         "device map in layer order, each module brought for each use"),
     "deepspeed": ("deepspeed", "DeepSpeed", "ZeRO-Inference: layers streamed in recorded order"),
@@ -90,6 +92,8 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
 
 #: Engines of which an earlier version decided otherwise: name → (module, class, one line).
 EARLIER: dict[str, tuple[str, str, str]] = {
+    "exllamav3-mcs": ("exllamav3_mcs", "EarlierExLlamaV3Split",
+        "1.4.x: each layer split, a sweep of exchanges every 128 passes"),
 }  # fmt: skip
 
 #: The tables of systems by variant.
@@ -124,6 +128,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "kt-frequency": ("kt_kernel", "PlaceByFrequency"),
         "kt-front-loading": ("kt_kernel", "PlaceFrontLoading"),
         "kt-random": ("kt_kernel", "PlaceShuffled"),
+        "tail-on-host": ("exllamav3_mcs", "TailOnHost"),
+        "cold-on-host": ("exllamav3_mcs", "ColdOnHost"),
         "n-cpu-moe": ("llamacpp", "CpuMoE"),
         "ngl": ("llamacpp", "GpuLayers"),
         "fit": ("llamacpp_place", "Fit"),
@@ -150,6 +156,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "one-ended": ("smoe_shipped", "OneEnded"),
         "hybrid": ("ktransformers", "Hybrid"),
         "hybrid-chunked": ("kt_kernel", "ChunkedHybrid"),
+        "split-by-residence": ("exllamav3_mcs", "SplitByResidence"),
         "by-sequence": ("daop", "AllocateBySequence"),
         "queue-by-id": ("moe_infinity_shipped", "QueueById"),
         "by-sequence-shipped": ("daop_shipped", "AllocateAsShipped"),
@@ -178,6 +185,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "admit": {
         "all": ("substrate.engine.system", "AdmitAll"),
         "after-misses": ("policies.admit", "AfterMisses"),
+        "hit-sweep": ("exllamav3_mcs", "HitSweep"),
+        "promote-on-miss": ("exllamav3_mcs", "PromoteOnMiss"),
     },
     "evict": {
         "static": ("policies.evict", "NeverEvict"),
