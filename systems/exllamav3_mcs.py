@@ -55,11 +55,12 @@ Deviations and readings:
 - All experts of a model have one shape here; the code skips pairs of unequal shapes (`sweep`).
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -70,6 +71,7 @@ from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
     Placement,
+    Policy,
     Prefetching,
     Routing,
 )
@@ -109,7 +111,7 @@ def combined(
     for counts, weight in zip(given, weights or [1.0] * len(given), strict=True):
         sums = counts.sum(axis=1, keepdims=True)
         total += weight * np.divide(counts, sums, out=np.zeros_like(counts), where=sums > 0)
-    return total.tolist()
+    return cast(list[list[float]], total.tolist())
 
 
 def stream_tokens(gb_per_s: float, law: Law = "root") -> int:
@@ -120,7 +122,7 @@ def stream_tokens(gb_per_s: float, law: Law = "root") -> int:
     """
     if law == "linear":
         return int(max(16, 16 * 25 / gb_per_s))
-    return max(8, round(8 * (25 / max(gb_per_s, 0.5)) ** 0.5))
+    return max(8, round(8 * math.sqrt(25 / max(gb_per_s, 0.5))))
 
 
 def streamed(ids: np.ndarray, rows: int, tokens: int, min_rows: int = 32) -> list[int]:
@@ -133,7 +135,7 @@ def streamed(ids: np.ndarray, rows: int, tokens: int, min_rows: int = 32) -> lis
     if rows < min_rows:
         return []
     experts, counts = np.unique(ids, return_counts=True)
-    return experts[counts >= tokens].tolist()  # type: ignore[no-any-return]
+    return cast(list[int], experts[counts >= tokens].tolist())
 
 
 def sweep_layer(
@@ -197,6 +199,8 @@ def promotions(
     missed_LE = routed_LE & ~resident_LE & ~busy_LE
     enough_LE = missed_LE & (counts_LE >= ratio * least_L[:, None])
     found: dict[int, int] = {}
+    if not enough_LE.any():
+        return []
     # The code looks at the best four times as many, of which others of the same layer are skipped.
     for at in np.argsort(-np.where(enough_LE, counts_LE, -1.0), axis=None, kind="stable")[
         : 4 * most
@@ -225,6 +229,11 @@ def passes(view: LayerView, chunk: int) -> list[slice]:
         found += [slice(at, min(at + chunk, end)) for at in range(start, end, chunk)]
         start = end
     return found
+
+
+def all_fit(shape: ModelShape, cache: ExpertCache) -> bool:
+    """Return whether the device has slots for all experts: there is nothing to split then."""
+    return cache.slots >= len(shape.moe_layers) * shape.num_experts
 
 
 # --------------------------------------------------------------------------- placement
@@ -342,26 +351,26 @@ class SplitByResidence(Assignment):
         require_at_least("assign", self, min_rows=1, chunk=1, ring=0, buffer_mib=0)
         if self.bandwidth is not None:
             require_above_zero("assign", self, "bandwidth")
-        self.reserve = self.ring
         #: By layer, experts that were given up although their slots still hold them.
         self.demoted: Mapping[int, Iterable[int]] = {}
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Decide whether experts are streamed; refuse a ring of all slots."""
-        if self.ring >= cache.slots:
+        self._record_bytes = cache.slot_bytes // cache.capacity
+        small = self._record_bytes <= self.buffer_mib << 20
+        self.reserve = self.ring if small and not all_fit(shape, cache) else 0
+        if self.reserve >= cache.slots:
             raise BudgetError(
                 f"assign.ring={self.ring} keeps all {cache.slots} slots for streamed experts; give "
                 "fewer, or a larger --capacity"
             )
-        self._record_bytes = cache.slot_bytes // cache.capacity
-        self._streams = self.ring > 0 and self._record_bytes <= self.buffer_mib << 20
         self._least: int | None = None
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Plan residents on the device; stream the absent experts that enough tokens use."""
         given_up = {*self.demoted.get(view.layer, ())}
         copies = Counter[int]()
-        if self._streams and view.forward.rows >= self.min_rows:
+        if self.reserve and view.forward.rows >= self.min_rows:
             least = self._tokens(view)
             for part in passes(view, self.chunk):
                 ids, rows = view.topk_ids_TK[part], part.stop - part.start
@@ -409,13 +418,19 @@ class _ByRow(Admission):
     def uploads(self, view: LayerView, missed: Sequence[int]) -> Sequence[Fetch]:
         """Return the copies that were decided and have no slot yet: one may have been refused."""
         if self._wanted:
-            self._wanted = [f for f in self._wanted if not self._held(f.layer, f.expert or 0)]
+            self._wanted = [fetch for fetch in self._wanted if self._waits(fetch)]
         return self._wanted
+
+    def _waits(self, fetch: Fetch) -> bool:
+        """Return whether a copy has no slot yet.  A streamed expert has one of the ring for now."""
+        if fetch.instead_of is not None:
+            return self._held(fetch.layer, fetch.instead_of)
+        return not self._held(fetch.layer, cast(int, fetch.expert))
 
 
 @dataclass(kw_only=True)
 class HitSweep(_ByRow):
-    """Exchanges, every so many passes, the least used residents with much used experts of the host.
+    """Exchanges the least used residents with the most used experts of the host at intervals.
 
     Attributes:
         interval: forward passes from which on a sweep is due at the end of a batch; at four times
@@ -483,15 +498,15 @@ class PromoteOnMiss(_ByRow):
         require_at_least("admit", self, spares=1, most=0, ratio=0, min_rows=1, chunk=1)
         if not 0 < self.decay <= 1:
             raise UsageError(f"admit.decay is {self.decay}; allowed: above 0 to 1")
-        #: Slots that other policies keep empty; the system sets it.
-        self.others = 0
+        #: A policy that has slots of its own, which the system sets.
+        self.beside: Policy | None = None
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Reserve the spare slots of each layer; refuse a cache without any."""
+        """Reserve the spare slots of each layer, and set all counts to zero."""
         super().start(shape, cache)
-        layers = len(self._layers)
-        each = min(shape.num_experts, (cache.slots - self.others) // layers)
-        spares = min(self.spares, max(0, each - 1), shape.num_experts - 1)
+        layers, others = len(self._layers), self.beside.reserve if self.beside else 0
+        each = (cache.slots - others) // layers
+        spares = 0 if all_fit(shape, cache) else min(self.spares, max(0, each - 1))
         self.reserve = spares * layers
         self._counts_LE = np.zeros(self._size, dtype=np.float32)
         #: The counts that were read last, and before that.
@@ -512,13 +527,13 @@ class PromoteOnMiss(_ByRow):
 
     def observe(self, view: LayerView) -> None:
         """Decide in the first MoE layer what moves, then count the rows of each layer."""
-        row = self._row[view.layer]
+        row, parts = self._row[view.layer], passes(view, self.chunk)
         if not row:
             self._land()
-            if self._begun and view.forward.rows < self.min_rows:
+            if self._begun and parts[0].stop < self.min_rows:
                 self._decide()
             self._begun = True
-        for part in passes(view, self.chunk):
+        for part in parts:
             self._before_LE[row], self._read_LE[row] = self._read_LE[row], self._counts_LE[row]
             self._counts_LE[row] *= np.float32(self.decay)
             self._counts_LE[row] += self._rows_of(view, part)
@@ -607,7 +622,7 @@ class ExLlamaV3Split(System):
                 f"{cache.slots}; give a larger N, or a larger --capacity"
             )
         if isinstance(self.admit, PromoteOnMiss):
-            self.admit.others = self._ring
+            self.admit.beside = self.assign  # it is started before
         super().start(shape, cache)
         if isinstance(self.admit, PromoteOnMiss) and isinstance(self.assign, SplitByResidence):
             self.assign.demoted = self.admit.demoted
@@ -615,9 +630,9 @@ class ExLlamaV3Split(System):
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return a note with exllamav3's flag for this split."""
         layers, experts = len(shape.moe_layers), shape.num_experts
-        each = min(experts, max(0, slots - self._ring) // layers)
+        each = experts if slots >= layers * experts else max(0, slots - self._ring) // layers
         flag = " -mcpa" if isinstance(self.admit, PromoteOnMiss) else ""
-        return [f"exllamav3 -mcs {experts - each}{flag}"] if each else ()
+        return [f"exllamav3 -mcs {experts - each}{flag}"] if each < experts else ()
 
 
 @dataclass(kw_only=True)

@@ -114,7 +114,7 @@ class _Slots:
 
     def stays(self, observed: Sequence[Claim | LetGo | Again]) -> list[_Stay]:
         self.owners: dict[int, int] = {}  # slot → key
-        self.repeated = {event.index for event in observed if isinstance(event, Again)}
+        self.repeated = {event.at for event in observed if isinstance(event, Again)}
         events = [event for event in observed if not isinstance(event, Again)]
         self.unclaimed = self._of_kind(OpKind.LOAD)
         self.unread = self._of_kind(OpKind.WRITE_BACK)

@@ -30,7 +30,7 @@ class LetGo(NamedTuple):
 class Again(NamedTuple):
     """The span with this index copied a record once more (`Plan.again`), and claimed no slot."""
 
-    index: int
+    at: int
 
 
 def watch_again(transfers: Transfers, timeline: Timeline, events: list[Any]) -> None:

@@ -353,7 +353,7 @@ def test_each_layer_keeps_its_number():
 @given(st.lists(st.integers(-1, 6), max_size=20), st.integers(0, 6))
 def test_the_most_routed_have_the_largest_counts_and_torchs_ties(ids, n):
     found = most_routed(np.array(ids, dtype=int), 6, n)
-    counts = [ids.count(e) for e in range(6)]  # -1 and 6 are no experts
+    counts = [ids.count(e) for e in range(6)]  # -1 and 6 are not ids of experts
     assert found == sorted(found)
     wanted = sorted(counts, reverse=True)[:n]
     assert sorted((counts[e] for e in found), reverse=True) == wanted
