@@ -42,9 +42,9 @@ Deviations and readings:
 - A demoted expert's copy stays in its slot until another expert is promoted to it.  The host
   computes the expert meanwhile; if it is promoted again, its old slot is used without a copy.  The
   copy of a demoted expert to the host, which takes the link's other direction, is not charged.
-- moebench copies swapped experts in the background, one after the other, while the host computes
-  them.  The code stops for a sweep and reads the experts from the checkpoint's file.  A sweep at
-  the end of a batch is copied from the first MoE layer of the next batch on.
+- Swapped experts are copied in the background, one after the other, while the host computes them.
+  The code stops for a sweep and reads the experts from the checkpoint's file.  A sweep at the end
+  of a batch is copied from the first MoE layer of the next batch on.
 - The prompts of a batch are one pass here, whose rows are cut into chunks as in the code: each
   sequence for itself.  They count as forward passes.  An expert that is streamed in one chunk is
   computed on the device for all; a promotion is decided once, at the beginning.
@@ -240,9 +240,14 @@ def all_fit(shape: ModelShape, cache: ExpertCache) -> bool:
 
 
 def placed(
-    shape: ModelShape, slots: int, scope: Scope, counts: Sequence[Sequence[float]] | None = None
-) -> list[tuple[int, int]]:
-    """Return equally many experts of each layer: those that `on_host` does not keep."""
+    shape: ModelShape, slots: int, scope: Scope, n: int | None,
+    counts: Sequence[Sequence[float]] | None = None,
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Return equally many experts of each layer: those that `on_host` does not keep.
+
+    Args:
+        n: the fewest experts of each layer on the host; None is as few as there are no slots for.
+    """
     if scope == "layer":
         raise UsageError(
             "exllamav3 gives each layer the same number of slots and streams through further ones, "
@@ -254,6 +259,8 @@ def placed(
             f"the device has {max(slots, 0)} slots for residents, {len(shape.moe_layers)} layers "
             "need one each; give a larger --capacity, or a smaller assign.ring or admit.spares"
         )
+    if n is not None:
+        each = min(each, experts - len(on_host(experts, n)))
     found = []
     for layer in shape.moe_layers:
         tail = on_host(experts, experts - each, None if counts is None else counts[layer])
@@ -276,7 +283,7 @@ class TailOnHost(Placement):
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return the lowest ids of each layer, equally many."""
-        return placed(shape, slots, scope)
+        return placed(shape, slots, scope, self.n)
 
 
 @dataclass(kw_only=True)
@@ -317,7 +324,7 @@ class ColdOnHost(PlaceByPopularity):
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return the most used experts of each layer, equally many."""
-        return placed(shape, slots, scope, self.counts(shape))
+        return placed(shape, slots, scope, self.n, self.counts(shape))
 
 
 # --------------------------------------------------------------------------- assignment

@@ -33,7 +33,7 @@ hybrid.  With ``update`` each long chunk then replaces the residents of a layer 
 
 Deviations and readings:
 
-- moebench runs all prompts of a batch as one pass, whose rows are cut into chunks here.  The
+- All prompts of a batch are one pass in moebench, whose rows are cut into chunks here.  The
   experts that a layer lacks are copied once for each long chunk.  A short last chunk is computed
   with the long ones; experts that it alone uses are computed on the host.  With ``update``, all
   rows use the residents from before the prompt.
@@ -44,13 +44,14 @@ Deviations and readings:
 - A pass's weights are ranked as the gate ranks its choice.  Where a correction bias changes that
   order (DeepSeek-V3), the code ranks by the weights without it.
 - The code copies residents into the buffer of a staged layer, too, within the card; or from the
-  host for 4-bit and FP8 weights.  moebench copies absent experts only, as the code does for BF16.
-- The code does not update residents of MXFP4 weights.  moebench does not know the format here.
+  host for 4-bit and FP8 weights.  Here only absent experts are copied, as in the code for BF16.
+- The code does not update residents of MXFP4 weights.  Here the format makes no difference.
 - ``place=kt-frequency`` counts the run's calibration texts.  Without a table the code counts every
   expert of an MoE layer as 1: ``place.popularity`` with ones.
 - Also see the deviations of `systems.ktransformers` on buffers, hand-overs and the host's speed.
 """
 
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -274,7 +275,8 @@ class ChunkedHybrid(Hybrid):
     Attributes:
         defer: d, how many of a token's experts may be added one MoE layer later.
         threshold: fewest tokens of a forward pass that is computed layer by layer; 0 is off.
-        update: make the most used experts of each long chunk the residents.
+        update: make the most used experts of each long chunk the residents; without a threshold no
+            chunk is long.
         chunk: most tokens of a forward pass in prefill.
     """
 
@@ -282,8 +284,8 @@ class ChunkedHybrid(Hybrid):
     chunk: int = 16384
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("assign", self, chunk=1)
+        self._expected = sys.maxsize
+        require_at_least("assign", self, defer=0, threshold=0, chunk=1)
 
     @property
     def stages(self) -> bool:
@@ -351,7 +353,10 @@ class KTKernel(System):
         )
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """Return a note on how many slots are reserved for layer-wise prefill."""
-        if isinstance(self.assign, Hybrid) and self.assign.stages:
+        """Return notes on slots reserved for layer-wise prefill, and on an update without it."""
+        if not isinstance(self.assign, Hybrid):
+            return ()
+        if self.assign.stages:
             return [self.assign.remark(shape, slots)]
-        return ()
+        no_effect = "assign.update=true has no effect: no chunk reaches assign.threshold"
+        return [no_effect] if self.assign.update else ()

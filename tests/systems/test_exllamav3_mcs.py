@@ -64,6 +64,7 @@ def test_each_layer_keeps_as_many():
     assert list(cold.place(model, 7, "global")) == [
         (0, 2), (0, 3), (0, 4), (1, 0), (1, 2), (1, 4),
     ]  # fmt: skip
+    assert list(TailOnHost(n=4).place(model, 7, "global")) == [(0, 0), (1, 0)]
     with pytest.raises(BudgetError, match=r"1 slots for residents, 2 layers need one each"):
         TailOnHost().place(model, 1, "global")
     with pytest.raises(UsageError, match="allowed: --set scope=global"):

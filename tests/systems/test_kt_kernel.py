@@ -362,8 +362,10 @@ def test_the_most_routed_have_the_largest_counts_and_torchs_ties(ids, n):
 
 def test_update_counts_in_layerwise_prefill_only():
     assert not planned([[1, 2]] * 3, resident=[0], threshold=4, update=True).load
-    with pytest.raises(UsageError, match=r"assign\.update=true .* assign\.threshold=0"):
-        ChunkedHybrid(update=True)
+    assert not planned([[1, 2]] * 3, resident=[0], update=True).load
+    (note,) = build("kt-kernel", {"assign.update": "true"}).remarks(DENSE_FIRST, 9)
+    assert note == "assign.update=true has no effect: no chunk reaches assign.threshold"
+    assert build("kt-kernel").remarks(DENSE_FIRST, 9) == ()
 
 
 # --------------------------------------------------------------------------- options

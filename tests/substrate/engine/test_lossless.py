@@ -191,6 +191,7 @@ OTHERS: list[tuple[str, dict[str, str], int]] = [
         EXPERTS + 3,
     ),
     ("kt-kernel", {"assign.threshold": "4", "assign.update": "true"}, EXPERTS + 3),
+    ("exllamav3-mcs", {"place": "tail-on-host", "admit": "hit-sweep", "admit.interval": "1"}, 12),
 ]
 
 
@@ -367,6 +368,7 @@ LINKED: list[tuple[str, dict[str, str], int]] = [
         {"assign.threshold": "2", "assign.chunk": "2", "assign.update": "true"},
         EXPERTS + 3,
     ),
+    ("exllamav3-mcs", {"place": "tail-on-host", "admit.ratio": "0.5"}, 12),
 ]
 
 
