@@ -27,6 +27,7 @@ from tests.systems.kinds import KINDS, fits
 
 #: Values of options whose type does not say what is allowed, as ``--set`` takes them.
 VALUES = {
+    "admit.decay": ["0.5"],
     "evict.trace": ["a-trace"],
     "host_experts": ["8"],
     "place.host": [r"blk\.1\.ffn_.*_exps"],
