@@ -36,7 +36,7 @@ def on_demand(**options: str) -> dict[str, Any]:
 SPEED_SYSTEMS: list[Any] = [
     on_demand(), on_demand(assign="host"), on_demand(assign="balanced"),
     on_demand(prefetch="next-gate"), "ktransformers", "fiddler", "mixtral-offloading", "llamacpp",
-    "freetoken", "pinned-profile", "lfru",
+    "freetoken", "kt-kernel", "pinned-profile", "lfru",
 ]  # fmt: skip
 
 SPEED = Experiment(
