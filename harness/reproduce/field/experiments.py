@@ -221,7 +221,7 @@ SPLIT = Experiment(
 ALL_ON_HOST = CounterExperiment(
     "the host computes all misses (cpu), in place of hybrid",
     {"system": [OFFLOAD, {"system": "freetoken", "set": {"assign.mode": "cpu"}}]},
-    always=True,
+    always=True, reading=True,
 )  # fmt: skip
 
 #: The same engine in Python, which pays for each launch and hand-over.
