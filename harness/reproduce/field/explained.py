@@ -31,8 +31,8 @@ EXPLANATIONS: dict[str, str] = {
         "The simulated host computes its share beside the copies, so that dividing misses by φ "
         "never takes longer than copying them all; lost hits, of experts that are not copied, "
         "cost less. The factor of 2 is near where computing all misses on the host becomes faster "
-        "than copying them (counter-experiment). What users report, a host that is slower in the engine than in the benchmark, "
-        "is not in the model."
+        "than copying them (counter-experiment). What users report, a host that is slower in the "
+        "engine than in the benchmark, is not in the model."
     ),
 }
 
