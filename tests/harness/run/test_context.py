@@ -34,8 +34,8 @@ def document(*more: str) -> dict[str, Any]:
 def passes(prompt: int, cached: int) -> list[ForwardPass]:
     """Return the passes of two tokens of one text."""
     shape = small_shape()
-    trace = random_trace(shape, 0, [[prompt]], 2)
-    made = rig(system_class("moe-ondemand")(), TracedModel(trace), 8)
+    trace = random_trace(0, shape, [[prompt]], 2)
+    made = rig(system_class("moe-ondemand")(), TracedModel(trace), slots=8)
     made.engine._cached = cached
     found = []
     begin = made.engine._begin_pass
