@@ -43,8 +43,9 @@ def pair(group: str, first: float, second: float, system: str = "ik_llama.cpp") 
     """Return two rows of one group: llama.cpp and another system, with measured rates."""
     ids = f"{group}-1", f"{group}-2"
     of = {"group": group, "prefill_tok_s": ""}
+    other = {"id": ids[1], "decode_tok_s": str(second), "system": system}
     return [Row(**CELLS | of | {"id": ids[0], "decode_tok_s": str(first)}),
-            Row(**CELLS | of | {"id": ids[1], "decode_tok_s": str(second), "system": system})]  # fmt: skip
+            Row(**CELLS | of | other)]  # fmt: skip
 
 
 def test_the_error_of_ratios_is_of_two_engines_and_groups_count_equally() -> None:
