@@ -6,9 +6,8 @@ import pytest
 
 from moebench.reports import field as field_page
 from moebench.reports.page.sections import tables
-from moebench.reports.report import report
 from moebench.reports.sections import field
-from moebench.results.field import FILE, FieldRow, read_field
+from moebench.results.field import FILE, read_field
 from moebench.substrate.errors import UsageError
 from tests.reports.sections.test_field import FIT, row
 from tests.results.test_field import run
@@ -26,7 +25,7 @@ def test_the_committed_page_is_made_from_the_committed_rows() -> None:
 
 
 def test_a_system_that_refuses_a_model_has_a_row_with_its_reason() -> None:
-    """DuoServe has no network for another number of experts; FIT's model was not refused."""
+    """llama.cpp has no file of XVERSE-MoE; it has one of gpt-oss-120b."""
     other = {"model": "xverse-moe-a4.2b"}
     rows = [FIT, row("moe-ondemand", 9.0), row("moe-ondemand", 9.0, **other)]
     (found,) = field_page.refusals(rows)

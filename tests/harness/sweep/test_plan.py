@@ -268,5 +268,5 @@ def test_the_field_has_llamacpps_fit_at_every_place() -> None:
 def test_a_sweep_with_an_unknown_system_is_refused(tmp_path: Path) -> None:
     text = (CATALOGUE / "field.yaml").read_text("utf-8")
     (tmp_path / "f.yaml").write_text(text.replace("system: fiddler", "system: fidler"), "utf-8")
-    with pytest.raises(UsageError, match="unknown system .fidler.; nearest: fiddler"):
+    with pytest.raises(UsageError, match="nearest: fiddler"):
         cells_from_file(tmp_path / "f.yaml", None)
