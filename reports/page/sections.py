@@ -78,7 +78,7 @@ def tables(
                 Part("", field.HEADERS, field.lines(of_field)),
                 Part(field.SUMMARY_TITLE, field.SUMMARY, field.summary(of_field)),
             ],
-            field.caption(),
+            field.caption() if of_field else "",
         ),
         Section(
             "fidelity",

@@ -8,13 +8,14 @@ machine (`results.published_errors`).  Systems whose ratio to the best may be 1 
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from moebench.reports.text import MISSING
 from moebench.results.field import FieldRow, Place
-from moebench.results.published_errors import Error, rate_error, ratio_error, shipped_errors
 from moebench.substrate.errors import MoeBenchError
-from moebench.substrate.machines.profile import load_profile
+
+if TYPE_CHECKING:
+    from moebench.results.published_errors import Error
 
 TITLE = "Which system should run on which machine?"
 
@@ -70,8 +71,14 @@ def verdicts(rows: Sequence[FieldRow], factor: float | None = None) -> list[Verd
     places: dict[Place, list[FieldRow]] = {}
     for row in rows:
         places.setdefault(row.place, []).append(row)
-    within = ratio_error() if factor is None else factor
+    within = _ratio_error() if factor is None else factor
     return [_verdict(place, ones, within) for place, ones in places.items()]
+
+
+def _ratio_error() -> float:
+    from moebench.results.published_errors import ratio_error
+
+    return ratio_error()
 
 
 def _verdict(place: Place, rows: Sequence[FieldRow], factor: float) -> Verdict:
@@ -96,7 +103,7 @@ def ratio(one: FieldRow, other: FieldRow | None) -> float | None:
 
 def lines(rows: Sequence[FieldRow]) -> list[list[str]]:
     """Return the table's rows of cells, `HEADERS`."""
-    factor = ratio_error() if rows else 1.0
+    factor = _ratio_error() if rows else 1.0
     return [_line(one, factor) for one in verdicts(rows, factor)]
 
 
@@ -123,8 +130,12 @@ def _rate(row: FieldRow) -> str:
     return f"{rate:.3g} ({rate / error.factor:.3g} to {rate * error.factor:.3g}{known})"
 
 
-def error_of(row: FieldRow) -> Error | None:
+def error_of(row: FieldRow) -> "Error | None":
     """Return the left-out error of a row's rate; None if its machine or software is not known."""
+    # Imported here: profiles of machines are much code, and most reports show no field.
+    from moebench.results.published_errors import rate_error
+    from moebench.substrate.machines.profile import load_profile
+
     try:
         return rate_error(row.system, load_profile(row.machine, row.software))
     except MoeBenchError:
@@ -215,6 +226,8 @@ def _short(row: FieldRow) -> str:
 
 def caption() -> str:
     """Return how to read the table."""
+    from moebench.results.published_errors import shipped_errors
+
     known = shipped_errors()["ratios"]["decode"]
     return (
         "Simulated, one text at a time. Best: the fastest lossless system. In brackets: intervals "
