@@ -164,7 +164,7 @@ def _lossy(one: Verdict, factor: float) -> str:
     if one.lossy is None:
         return MISSING
     value = None if one.best is None else ratio(one.lossy, one.best)
-    said = "" if value is None else f", {_ratio(value, factor)} of the best"
+    said = "" if value is None else f", over the best: {_ratio(value, factor)}"
     return f"{one.lossy.name}{said}"
 
 

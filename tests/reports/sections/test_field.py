@@ -59,7 +59,7 @@ def test_lossy_systems_are_named_apart() -> None:
     assert one.lossy.name == "smoe"
     (line,) = field.lines(rows)
     low, high = 4 / ratio_error(), 4 * ratio_error()
-    shown = f"smoe, 4.00 ({low:.2f} to {high:.2f}) of the best"
+    shown = f"smoe, over the best: 4.00 ({low:.2f} to {high:.2f})"
     assert line[field.HEADERS.index("fastest lossy")] == shown
     (only,) = field.verdicts([row("smoe", 10.0, lossless=False)])
     assert (only.best, only.over_fit) == (None, None)
