@@ -23,14 +23,14 @@ import json, sys
 from moebench.harness.run import identity
 from moebench.substrate.errors import MoeBenchError
 from moebench.systems.options import build, build_native
-from moebench.systems.registry import NATIVE, POLICIES, SHIPPED, SYSTEMS
+from moebench.systems.registry import NATIVE, POLICIES, SYSTEMS, VARIANTS
 
 effective = sys.argv[1] == "effective"
 code = identity.code_hash if effective else identity.shared_code_hash
 system = identity.system_hash if effective else identity.system_code_hash
 found = {name: system(build_native(name, {})) for name in NATIVE}
 swaps = [{}] + [{decision: name} for decision, names in POLICIES.items() for name in names]
-for variant, names in (("published", SYSTEMS), ("shipped", SHIPPED)):
+for variant, names in VARIANTS.items():
     for name in names:
         for swap in swaps:
             try:

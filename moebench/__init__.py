@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for editors and type checkers
 
 _HOMES = {
     "Active": "moebench.substrate.engine.decisions",
+    "Admission": "moebench.substrate.engine.policies",
     "Assignment": "moebench.substrate.engine.policies",
     "Budget": "moebench.substrate.memory.capacity",
     "Costs": "moebench.substrate.machines.timeline",

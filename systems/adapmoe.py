@@ -355,7 +355,7 @@ class FirstMissing(Prefetching):
 
 @dataclass(kw_only=True)
 class AdapMoE(System):
-    """AdapMoE with the paper's policies for all five decisions."""
+    """AdapMoE with the paper's policies for its decisions."""
 
     paper = "ICCAD 2024, arXiv 2408.10284"
 

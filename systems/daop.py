@@ -201,7 +201,7 @@ class PredictedRouting(Routing):
 
 @dataclass(kw_only=True)
 class DAOP(System):
-    """DAOP with the paper's policies for all five decisions."""
+    """DAOP with the paper's policies for its decisions."""
 
     paper = "DATE 2025, arXiv 2501.10375"
 

@@ -18,7 +18,7 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.systems.native.base import NativeSystem
 from moebench.systems.options import build, build_native, describe, options_of
-from moebench.systems.registry import DECISIONS, NATIVE, SHIPPED, SYSTEMS, Variant
+from moebench.systems.registry import DECISIONS, NATIVE, SYSTEMS, Variant, variants_of
 
 #: First words of the lines in docstrings above lists of differences from a system's source.
 HEADINGS = ("Deviations", "Not modelled")
@@ -97,9 +97,7 @@ class Description:
 def described(names: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Description]:
     """Yield the descriptions of these systems in the order of names, each with its variants."""
     for name in sorted(names):
-        yield description(name)
-        if name in SHIPPED:
-            yield description(name, "shipped")
+        yield from (description(name, variant) for variant in variants_of(name))
 
 
 def description(name: str, variant: Variant = "published") -> Description:
@@ -296,8 +294,9 @@ _INTRODUCTION = f"""\
 A system is one published method of running MoE models whose experts do not all fit on the device.
 This page is generated from the systems' classes and modules: `{COMMAND}`.
 
-`published` is the algorithm of a system's paper, `shipped` (`--variant shipped`) the behaviour of
-its authors' code.  Each of the five decisions is a policy with a name: `--set evict=lru` replaces
+`published` is the algorithm of a system's paper, or of an engine's newest version; `shipped`
+(`--variant shipped`) is the behaviour of the authors' code, `earlier` an engine's earlier version.
+Each of the six decisions is a policy with a name: `--set evict=lru` replaces
 one, and `moebench list policies` describes all and their options.  *Lossless* systems generate the
 same tokens as the model with every expert resident.  Systems that *learn* use other texts before a
 run; `--calibrate-texts` sets their number.  In every system, experts that do not fit into host
@@ -310,7 +309,7 @@ _PACKAGES = """\
 
 Third-party packages run the same checkpoint by themselves, on this computer, each in a separate
 process: `moebench run --system native-llamacpp --setting S3 --machine local`.  They do not use
-moebench's five decisions.  TTFT and TPOT are measured on their streamed tokens, with the badge
+moebench's six decisions.  TTFT and TPOT are measured on their streamed tokens, with the badge
 `measured`; figures that they do not report (cache ratios, lanes, a bound) are left out.
 `pip install 'moebench[native]'` installs them; `all` does not include them.
 """

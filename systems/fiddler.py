@@ -132,7 +132,7 @@ class LoadOrCompute(Assignment):
 
 @dataclass(kw_only=True)
 class Fiddler(System):
-    """Fiddler with the paper's policies for all five decisions."""
+    """Fiddler with the paper's policies for its decisions."""
 
     paper = "ICLR 2025, arXiv 2402.07033"
 

@@ -322,7 +322,7 @@ class LeastExpected(Eviction):
 
 @dataclass(kw_only=True)
 class FineMoE(System):
-    """FineMoE with the paper's policies for all five decisions."""
+    """FineMoE with the paper's policies for its decisions."""
 
     paper = "EuroSys 2026, arXiv 2502.05370"
 

@@ -36,7 +36,7 @@ Deviations and readings, where the paper is silent:
 - Times are means of the last measurements (``history``); the paper measures them once.  The CPU's
   line is fitted to its last experts.  On the simulated host every expert has the same hand-over
   cost, so that a layer's first expert is hardly slower.
-- An expert that the CPU computed is not loaded into the cache unless ``assign.admit``.
+- An expert that the CPU computed is not loaded into the cache unless ``assign.fill``.
 - The impact of an expert is the reduction of the layer's makespan if it is cached.  The expert with
   the greatest impact is fetched first, and the others' impacts are computed again as if it were
   cached.  Experts without impact are not fetched, and at most ``prefetch.experts`` are queued.
@@ -76,11 +76,11 @@ class MakespanSchedule(Assignment):
 
     Attributes:
         history: how many past durations of each kind are averaged.
-        admit: also load experts that the CPU computes, after those that the GPU needs.
+        fill: also load experts that the CPU computes, after those that the GPU needs.
     """
 
     history: int = 10
-    admit: bool = False
+    fill: bool = False
 
     uses_host = True
 
@@ -101,7 +101,7 @@ class MakespanSchedule(Assignment):
         times = measured(view.costs, self.history)
         found = schedule(cached, missing, times, arriving, link_ns)
         host, load = [order[n] for n in found.cpu], [order[n] for n in found.pcie]
-        if self.admit:
+        if self.fill:
             load += [e for e in host if e in away]
         return Plan([order[n] for n in found.gpu], host, (), fetches(view.layer, load))
 
@@ -277,7 +277,7 @@ class MinusRecentScore(Eviction):
 
 @dataclass(kw_only=True)
 class HybriMoE(System):
-    """HybriMoE with the paper's policies for all five decisions."""
+    """HybriMoE with the paper's policies for its decisions."""
 
     paper = "DAC 2025, arXiv 2504.05897"
 

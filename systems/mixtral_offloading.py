@@ -56,7 +56,7 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class MixtralOffloading(System):
-    """Mixtral-Offloading with the paper's policies for all five decisions."""
+    """Mixtral-Offloading with the paper's policies for its decisions."""
 
     paper = "arXiv 2312.17238"
 

@@ -361,7 +361,7 @@ class ActivationAware(Eviction):
 
 @dataclass(kw_only=True)
 class MoEInfinity(System):
-    """MoE-Infinity with the paper's policies for all five decisions."""
+    """MoE-Infinity with the paper's policies for its decisions."""
 
     paper = "arXiv 2401.14361"
 

@@ -143,7 +143,8 @@ def options_of(owner: type[Policy] | type[System] | type[NativeSystem]) -> dict[
         return {}
     hints = _hints(typing.cast(Any, owner))
     names = [f.name for f in dataclasses.fields(typing.cast(Any, owner)) if f.init]
-    return {name: hints[name] for name in names if name not in DECISIONS}
+    own = names if issubclass(owner, Policy) else [name for name in names if name not in DECISIONS]
+    return {name: hints[name] for name in own}
 
 
 @cache

@@ -200,7 +200,7 @@ class LearnedStates(Predictor):
 
 @dataclass(kw_only=True)
 class ProMoE(System):
-    """ProMoE with the paper's policies for all five decisions."""
+    """ProMoE with the paper's policies for its decisions."""
 
     paper = "arXiv 2410.22134"
 

@@ -64,10 +64,15 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "simulate each layer over CPU, GPU and link; prefetch by impact"),
     "fiddler": ("fiddler", "Fiddler",
         "popular experts stay; load the others or compute on the host"),
+    "lfru": ("lfru", "LFRUCache",
+        "every miss copied to its layer's slots, the least uses by age evicted"),
+    "cache-prior": ("cache_prior", "CachePriorSystem",
+        "the router favours experts on the device, LRU a layer"),
 }  # fmt: skip
 
-#: Variant of a system: the algorithm of its paper, or the behaviour of its authors' code.
-Variant = Literal["published", "shipped"]
+#: Variant of a system: the algorithm of its paper, or of an engine's newest version; the behaviour
+#: of the paper's authors' code where it differs; an engine's earlier version.
+Variant = Literal["published", "shipped", "earlier"]
 
 #: Systems whose authors' code differs from their paper: name → (module, class, one line).
 SHIPPED: dict[str, tuple[str, str, str]] = {
@@ -85,8 +90,17 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
         "constants for costs, their least sum, nothing overlaps"),
 }  # fmt: skip
 
+#: Engines of which an earlier version decided otherwise: name → (module, class, one line).
+EARLIER: dict[str, tuple[str, str, str]] = {
+}  # fmt: skip
+
+#: The tables of systems by variant.
+VARIANTS: dict[Variant, dict[str, tuple[str, str, str]]] = {
+    "published": SYSTEMS, "shipped": SHIPPED, "earlier": EARLIER,
+}  # fmt: skip
+
 #: Third-party packages that run a checkpoint themselves, on this computer: name → (module, class,
-#: one line).  They do not consist of five decisions, and ``all`` does not include them.
+#: one line).  They do not consist of decisions, and ``all`` does not include them.
 NATIVE: dict[str, tuple[str, str, str]] = {
     "native-accelerate": ("native.accelerate", "NativeAccelerate",
         "the package itself: weights on the disk or the host, brought by hooks"),
@@ -96,7 +110,7 @@ NATIVE: dict[str, tuple[str, str, str]] = {
         "the package itself: a GGUF file, mapped"),
 }  # fmt: skip
 
-#: decision → name → (module, class)
+#: decision → name → (module in this package, or in ``substrate``, and class)
 POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "place": {
         "by-id": ("policies.place", "PlaceById"),
@@ -123,6 +137,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "set-order": ("smoe_shipped", "SetOrderRouter"),
         "predicted": ("daop", "PredictedRouting"),
         "adaptive": ("adapmoe", "AdaptiveGating"),
+        "cache-prior": ("cache_prior", "CachePrior"),
     },
     "assign": {
         "load": ("policies.assign", "LoadAll"),
@@ -140,6 +155,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "two-ended": ("hybrimoe_shipped", "TwoEnded"),
         "load-or-compute": ("fiddler", "LoadOrCompute"),
         "load-or-compute-shipped": ("fiddler_shipped", "LoadOrComputeAsShipped"),
+        "load-by-rank": ("lfru", "LoadByRank"),
     },
     "prefetch": {
         "none": ("policies.prefetch", "NoPrefetch"),
@@ -157,6 +173,11 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "after-next": ("hybrimoe_shipped", "AfterNext"),
         "stride": ("promoe", "StridePrefetch"),
         "expert-map": ("finemoe", "MatchedMaps"),
+        "fate": ("lfru", "Fate"),
+    },
+    "admit": {
+        "all": ("substrate.engine.system", "AdmitAll"),
+        "after-misses": ("policies.admit", "AfterMisses"),
     },
     "evict": {
         "static": ("policies.evict", "NeverEvict"),
@@ -180,6 +201,10 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "swap": ("daop", "OnlySwaps"),
         "swap-placeholder": ("daop_shipped", "SwapsAndPlaceholder"),
         "placeholder": ("policies.evict", "OnePlaceholder"),
+        "lfru": ("policies.evict_engines", "LFRU"),
+        "least-stale": ("policies.evict_engines", "LeastStale"),
+        "dali-window": ("policies.evict_engines", "WorkloadAware"),
+        "lru-by-weight": ("cache_prior", "LRUByWeight"),
     },
 }
 
@@ -193,11 +218,17 @@ def installed() -> Plugins:
 
 def variants_of(name: str) -> tuple[Variant, ...]:
     """Return the variants in which a system exists."""
-    return ("published", "shipped") if name in SHIPPED else ("published",)
+    others: list[Variant] = ["shipped", "earlier"]
+    return ("published", *(v for v in others if name in VARIANTS[v]))
+
+
+def _module(listed: str) -> str:
+    """Return the full name of a module of the tables above."""
+    return f"moebench.{listed}" if listed.startswith("substrate.") else f"moebench.systems.{listed}"
 
 
 def _listed(module: str, name: str) -> Any:
-    return getattr(import_module(f"moebench.systems.{module}"), name)
+    return getattr(import_module(_module(module)), name)
 
 
 def system_class(name: str, variant: str = "published") -> "type[System]":
@@ -211,7 +242,7 @@ def system_class(name: str, variant: str = "published") -> "type[System]":
         raise UsageError(f"--variant {variant}: allowed: {', '.join(get_args(Variant))}")
     if variant == "published" and ":" in name:
         return _foreign(name, f"--system {name}", _import_here)
-    known = SYSTEMS if variant == "published" else SHIPPED
+    known = VARIANTS[cast(Variant, variant)]
     if name not in known:
         return _plugged_in(name, variant)
     return cast("type[System]", _listed(*known[name][:2]))
@@ -247,7 +278,8 @@ def _plugged_in(name: str, variant: str) -> "type[System]":
         raise UnknownNameError("system", name, known, "see: moebench list systems")
     if variant != "published":
         raise UsageError(
-            f"--variant {variant}: {name} has none; systems that have one: {', '.join(SHIPPED)}"
+            f"--variant {variant}: {name} has none; systems that have one: "
+            + (", ".join(VARIANTS[cast(Variant, variant)]) or "none")
         )
     plugin = found.usable[name]
     return _foreign(plugin.value, f"--system {name} (of {plugin.package})")
@@ -313,6 +345,6 @@ def name_of(decision: str, policy: "Policy") -> str:
     """Return a policy's name in the registry, or its class name if it is not listed."""
     kind = type(policy)
     for name, (module, attribute) in POLICIES[decision].items():
-        if (kind.__module__, kind.__name__) == (f"moebench.systems.{module}", attribute):
+        if (kind.__module__, kind.__name__) == (_module(module), attribute):
             return name
     return kind.__name__

@@ -15,6 +15,7 @@ import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, Plan, Routed
 from moebench.substrate.engine.policies import (
+    Admission,
     Assignment,
     Eviction,
     Placement,
@@ -29,7 +30,7 @@ from moebench.substrate.files import brief
 #: Base class of each decision's policies.
 BASES: dict[str, type[Policy]] = {
     "place": Placement, "route": Routing, "assign": Assignment, "prefetch": Prefetching,
-    "evict": Eviction,
+    "admit": Admission, "evict": Eviction,
 }  # fmt: skip
 
 _OURS = str(Path(__file__).parents[1])
@@ -130,6 +131,7 @@ _ANSWERS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "route": ("route", _routed, "Routed(ids_TK, weigh_as_TK), two arrays of whole numbers"),
     "assign": ("assign", lambda value: isinstance(value, Plan), "a Plan, for example split(...)"),
     "prefetch": ("prefetch", _fetches, "a list of Fetch(layer, expert)"),
+    "admit": ("uploads", _fetches, "a list of Fetch(layer, expert)"),
     "evict": ("victim", lambda value: value is None or _whole(value),
         "one of the allowed keys, a whole number, or None"),
 }  # fmt: skip

@@ -63,9 +63,12 @@ def run_jobs(kind: str, checkout: Path) -> list[Job]:
     """Return the jobs of a kind of recording, one for each run."""
     asked = yaml.safe_load((HERE / "runs.yaml").read_text(encoding="utf-8"))[kind]
     script = (
+        "from moebench.systems import registry\n"
         "from moebench.systems.registry import SHIPPED, SYSTEMS\n"
         "print(*(f'--system {s}' for s in SYSTEMS), sep='\\n')\n"
         "print(*(f'--system {s} --variant shipped' for s in SHIPPED), sep='\\n')\n"
+        "earlier = getattr(registry, 'EARLIER', {})\n"
+        "print(*(f'--system {s} --variant earlier' for s in earlier), sep='\\n')\n"
     )
     lines = [f"{s} {rest}" for s in _printed(checkout, script) for rest in asked["systems"]]
     jobs = []

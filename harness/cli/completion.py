@@ -57,9 +57,10 @@ def _workloads(context: Any) -> Iterable[str]:
 
 
 def _evictions(context: Any) -> Iterable[str]:
+    from moebench.harness.cli.trace_caches import WITH_OPTIONS
     from moebench.systems.registry import POLICIES
 
-    return POLICIES["evict"]
+    return [*POLICIES["evict"], *WITH_OPTIONS]
 
 
 def _runs(context: Any) -> Iterable[str]:

@@ -48,17 +48,18 @@ def _text(value: Any) -> str:
 
 
 def _systems() -> list[dict[str, Any]]:
-    from moebench.systems.registry import NATIVE, SHIPPED, SYSTEMS, installed
+    from moebench.systems.registry import EARLIER, NATIVE, SHIPPED, SYSTEMS, installed
 
+    none = {"shipped": None, "earlier": None}
     ours = [
-        {"system": n, "what": text, "shipped": SHIPPED[n][2] if n in SHIPPED else None}
+        {"system": n, "what": text,
+         "shipped": SHIPPED[n][2] if n in SHIPPED else None,
+         "earlier": EARLIER[n][2] if n in EARLIER else None}
         for n, (_, _, text) in sorted(SYSTEMS.items())
-    ]
-    ours += [
-        {"system": n, "what": text, "shipped": None} for n, (_, _, text) in sorted(NATIVE.items())
-    ]
+    ]  # fmt: skip
+    ours += [{"system": n, "what": text, **none} for n, (_, _, text) in sorted(NATIVE.items())]
     others = [
-        {"system": n, "what": f"of {found.package}: {found.summary}", "shipped": None}
+        {"system": n, "what": f"of {found.package}: {found.summary}", **none}
         for n, found in sorted(installed().usable.items())
     ]
     return ours + others

@@ -8,7 +8,10 @@ from moebench.harness.cli.parameters import JSON, argument, option
 from moebench.substrate.errors import UsageError
 
 #: Policies that need nothing but the ids of chosen experts.
-POLICIES = "lru,lfu,fifo,arc,lecar,belady"
+POLICIES = "lru,lfu,fifo,arc,lecar,lfru,least-stale,belady,belady-bypass"
+
+#: Rows of the table that are a policy with options, which no device can use: the policy and these.
+WITH_OPTIONS = {"belady-bypass": ("belady", {"bypass": "true"})}
 
 #: Eighths of a layer's experts that are tried where no sizes are given.
 EIGHTHS = (1, 2, 3, 4, 6)
@@ -76,6 +79,8 @@ def caches(
     console.table(f"hits on {trace}", headers, rows)
     where = "slots a layer" if scoped == "layer" else "slots a layer, in one pool for all layers"
     console.say(f"{where}; {_MEANT[count]}; {len(routed)} sequences")
+    if "belady" in rates or "belady-bypass" in rates:
+        console.say(_BELADY_OF_STATISTICS if count == "statistics" else _BELADY)
 
 
 #: What is counted, in a line.
@@ -87,6 +92,17 @@ _MEANT = {
     "statistics": "each request of decode by itself, a cache for each sequence, whose first misses "
     "fill it and are free: as moebench trace info",
 }
+
+
+#: What the two rows of Belady's MIN are bounds of.
+_BELADY = (
+    "belady gives each missing expert a slot, as a device must; belady-bypass may keep the old "
+    "experts instead: a bound that no device can reach"
+)
+_BELADY_OF_STATISTICS = (
+    "belady is the bound of moebench trace info, which may keep the old experts instead of a "
+    "missing one, so that belady-bypass is equal to it"
+)
 
 
 def _listed(option: str, text: str) -> list[str]:
@@ -134,7 +150,8 @@ def _maker(name: str, options: dict[str, dict[str, str]]) -> Any:
     """Return a factory of a cache policy, built once to report invalid options."""
     from moebench.systems.options import policy
 
-    make = partial(policy, "evict", name, options.get(name, {}))
+    kind, fixed = WITH_OPTIONS.get(name, (name, {}))
+    make = partial(policy, "evict", kind, fixed | options.get(name, {}))
     made = make()
     if made.reads_scores or made.calibrates:
         needs = "gate scores" if made.reads_scores else "to learn"

@@ -4,7 +4,7 @@ The checks read only recorded spans, slot events and counts, not the state of th
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -49,10 +49,11 @@ class _Stay:
     last_read_ns: int
 
 
-def check_timeline(
+def check_timeline(  # noqa: PLR0913 each says what one run allows
     spans: Sequence[Span], events: Sequence[Claim | LetGo], *, num_experts: int, capacity: int,
     num_layers: int = 0, record_bytes: Sequence[int] = (), common_bytes: int = 0,
     budget_bytes: int | None = None, writes_back: bool = False, reads_unfinished: bool = False,
+    queued: Collection[int] = (),
 ) -> None:  # fmt: skip
     """Check lanes, slots and bytes at every instant.
 
@@ -64,11 +65,14 @@ def check_timeline(
         common_bytes, budget_bytes: bytes of all else on the device, and of the device.
         writes_back: whether victims are copied back.
         reads_unfinished: whether the system declares that it computes on unfinished copies.
+        queued: keys of uploads that had not begun when the run ended.
 
     Raises BrokenError: a condition does not hold.
     """
     check_lanes(spans)
-    made = _Slots(spans, num_layers, num_experts, record_bytes, writes_back, reads_unfinished)
+    made = _Slots(
+        spans, num_layers, num_experts, record_bytes, writes_back, reads_unfinished, queued
+    )
     stays = made.stays(events)
     _check_slots(stays, capacity)
     _check_occupancy(stays, capacity, record_bytes, common_bytes, budget_bytes)
@@ -102,6 +106,7 @@ class _Slots:
     record_bytes: Sequence[int]
     writes_back: bool
     reads_unfinished: bool
+    queued: Collection[int] = ()
     current: dict[int, _Stay] = field(default_factory=dict)
     all: list[_Stay] = field(default_factory=list)
 
@@ -178,6 +183,8 @@ class _Slots:
     def _transfer(self, claim: Claim) -> tuple[int, int]:
         """Return start and end of the transfer that follows a claim, in one piece or in chunks."""
         left = self.unclaimed[claim.key]
+        if not left and claim.key in self.queued:
+            return NEVER, NEVER
         if not left:
             raise BrokenError(f"{claim} and nothing came")
         must(left[0] >= claim.before, "a transfer began before it had a slot")

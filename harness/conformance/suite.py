@@ -202,6 +202,7 @@ def check_invariants(ran: Run) -> None:
         budget_bytes=stage.device.budget_bytes,
         writes_back=system.evict.writes_back,
         reads_unfinished=system.reads_unfinished,
+        queued=engine.transfers.queued_uploads(),
     )
     check_order(spans, engine.homes, ran.deferred)
     check_counts(spans, engine.tally.by_phase, ran.generations)

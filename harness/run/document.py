@@ -46,7 +46,7 @@ NOISY = 0.1
 #: Counts of `substrate.engine.counts` that a document holds for each phase.
 EXPERT_COUNTS = (
     "active", "hits", "in_flight", "begun", "loads", "host", "host_resident", "deferred",
-    "unchosen", "replaced", "lingering",
+    "unchosen", "replaced", "lingering", "uploaded", "uploads_refused",
 )  # fmt: skip
 
 #: Length of the n-grams that are counted, in tokens.

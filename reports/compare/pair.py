@@ -32,7 +32,7 @@ PLACES = (
 EVERY = (*PLACES, *CONDITIONS)
 NAMES = tuple(condition.name for condition in EVERY)
 
-DECISIONS = ("place", "route", "assign", "prefetch", "evict")
+DECISIONS = ("place", "route", "assign", "prefetch", "admit", "evict")
 
 #: Samples of every token of a run; None if none were kept.
 Samples = Sequence[TokenSample] | None

@@ -1,1 +1,1 @@
-"""The engine: a system's five decisions, the loop that calls them, and expert transfers."""
+"""The engine: a system's six decisions, the loop that calls them, and expert transfers."""

@@ -43,6 +43,9 @@ class Counts:
     prefetched_top_score: int = 0
     prefetched_active: int = 0
     prefetched_used: int = 0
+    #: Copies in the background that were queued, and requests for one that were refused.
+    uploaded: int = 0
+    uploads_refused: int = 0
     #: Places (row, rank) that were routed one layer ahead; how many of their experts the gate chose
     #: in the end, and how many the system replaced.
     routed_ahead: int = 0

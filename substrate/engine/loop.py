@@ -4,6 +4,7 @@
            → loads and host experts go to their lanes; resident and shared experts compute
            → later layers are predicted, prefetches are queued
            → loaded experts compute as they arrive → all are combined
+           → experts that were missing are admitted: copied in the background
 
 Where the system routes a layer ahead, its host experts start while the layer before computes.
 Prefill runs the same loop with many rows an expert.  Nothing here knows a system by name.
@@ -22,13 +23,14 @@ from moebench.substrate.engine.decisions import (
     EXPERT_OF,
     IN_FORM_0,
     Active,
+    Fetch,
     ForwardPass,
     LayerView,
     Plan,
     Prompts,
 )
 from moebench.substrate.engine.operations import operations
-from moebench.substrate.engine.policies import Eviction, Routing
+from moebench.substrate.engine.policies import Admission, Eviction, Routing
 from moebench.substrate.engine.prefetches import Prefetches
 from moebench.substrate.engine.records import (
     NO_LOADS,
@@ -87,6 +89,10 @@ class Engine:
         )
         # Read once: every layer needs these values, and a property takes as long as using one.
         self._alpha = system.alpha_in_use
+        admit = type(system.admit)
+        self._uploads = (
+            admit.uploads is not Admission.uploads or admit.pass_ends is not Admission.pass_ends
+        )
         self._lingers = type(system.evict).lingering is not Eviction.lingering
         self._routes_ahead = type(system.route).routes_ahead is not Routing.routes_ahead
         self._lossless = system.lossless
@@ -151,6 +157,8 @@ class Engine:
                 tokens.append(token)
             out.token_ends_ns.append(self.machine.now_ns())
             self.timeline.token(step, out.token_ends_ns[-1])
+            if self._uploads:
+                self._upload(phase, self.system.admit.pass_ends(phase))
             if phase == "decode":
                 out.used.append(self._used)
             else:
@@ -228,6 +236,8 @@ class Engine:
         if self._prefetches.committed:
             self._prefetches.ask(view, predicted)
         self._close(now)
+        if self._uploads:
+            self._admit(now)
 
     def _gate(self, layer: int, ahead: Ahead | None) -> LayerView:
         """Compute the gate; the control thread waits for it, unless the layer was routed ahead."""
@@ -267,6 +277,9 @@ class Engine:
         """Let the system route the tokens and assign each active expert; check its plan."""
         system, layer = self.system, view.layer
         with self.machine.lock:
+            if self._uploads:
+                for key in self.transfers.take_uploaded():
+                    system.admit.uploaded(key)
             self._locate(view)
             system.observe(view)
             routed = ahead.routed if ahead else system.route.route(view)
@@ -275,6 +288,8 @@ class Engine:
             active = Active(rest, view)
             view.absent = active.absent
             plan = system.assign.assign(view, active)
+            if system.admit.chooses and plan.load:
+                plan = plan._replace(load=[self._admitted(view, fetch) for fetch in plan.load])
             keys = self.cache.keys(layer, rows)
             # An expert that the host computes may be evicted from the device at any time.
             there, coming, forms = active.resident, active.in_flight, IN_FORM_0
@@ -295,6 +310,13 @@ class Engine:
         if here != tuple(plan.device[: len(here)]):
             here = tuple(takewhile(there.__contains__, plan.device))
         return Layer(view, routed, rows, keys, active, plan, ahead, there, here, coming, forms)
+
+    def _admitted(self, view: LayerView, fetch: Fetch) -> Fetch:
+        """Return a fetch of the layer's plan as one that is dropped after use, if so decided."""
+        if not fetch.keep or fetch.expert is None:
+            return fetch
+        stays = self.system.admit.admits(view, fetch.expert)
+        return fetch if stays else fetch._replace(keep=False)
 
     def _choose_forms(
         self, view: LayerView, plan: Plan, rows: Iterable[int], resident: Iterable[int]
@@ -451,6 +473,21 @@ class Engine:
         if now.ahead:
             tally.routed_ahead(now.ahead.expected_TK, routed, view.topk_ids_TK)
         self._used.append(now.keys)
+
+    def _admit(self, now: Layer) -> None:
+        """Queue the background copies that the system chooses after a layer."""
+        begun = list(now.ahead.on_host) if now.ahead else []
+        on_host = (*begun, *now.plan.host, *now.plan.deferred)
+        here = {*now.active.resident}
+        missed = [expert for expert in on_host if expert not in here]
+        self._upload(now.view.phase, self.system.admit.uploads(now.view, missed))
+
+    def _upload(self, phase: Phase, wanted: Sequence[Fetch]) -> None:
+        if wanted:
+            queued = self.transfers.upload(wanted, self.system.admit.queue)
+            counts = self.tally.by_phase[phase]
+            counts.uploaded += queued
+            counts.uploads_refused += len(wanted) - queued
 
     # ------------------------------------------------------------------ what policies see
 

@@ -1,4 +1,4 @@
-"""Base classes of the five decisions, and of the predictor that two of them may share.
+"""Base classes of the six decisions, and of the predictor that two of them may share.
 
 The engine calls them at fixed moments of a token's way through a layer.  A policy is a dataclass:
 its fields are its options, its state is made in `start`.  Policies name actions and never price or
@@ -8,6 +8,7 @@ perform them.
     route     the gate's scores are known: which experts the tokens use
     assign    which of these the device computes and which the host; what is loaded, in which order
     prefetch  the layer's own loads are queued: what to fetch for later layers
+    admit     an expert was missing: whether it enters the cache, and without waiting for its copy
     evict     a transfer needs a slot: which expert to evict
 """
 
@@ -270,6 +271,47 @@ class Prefetching(Policy):
         return ()
 
 
+class Admission(Policy):
+    """Base of admissions: choose which missed experts enter the cache.
+
+    An expert that the layer loads stays on the device if `admits` says so.  An expert that the host
+    computed may be copied in the background: an *upload*.  No layer waits for it unless its plan
+    computes the expert on the device, and it is never dropped.  An upload gets its slot when it is
+    queued, so that the expert which it replaces leaves at once.  It is refused where `queue`
+    uploads are pending, or where no expert can be evicted.
+    """
+
+    #: Whether experts that a layer loads may be refused: `admits` is then asked.
+    chooses: ClassVar[bool] = False
+    #: Most uploads that wait for the link or are under way; None is any number.
+    queue: int | None = None
+
+    def admits(self, view: LayerView, expert: int) -> bool:
+        """Return whether an expert that this layer loads stays until it is evicted.
+
+        One that does not stay is dropped after its use, as with ``Fetch(keep=False)``.
+        """
+        return True
+
+    def uploads(self, view: LayerView, missed: Sequence[int]) -> Sequence[Fetch]:
+        """Return experts of any layer to copy in the background, in this order.
+
+        Called at the end of each MoE layer.
+
+        Args:
+            missed: experts that the host computed although the device lacked them when the gate was
+                known, in the order of the plan: first those of its ``host``.
+        """
+        return ()
+
+    def pass_ends(self, phase: Phase) -> Sequence[Fetch]:
+        """Return experts to copy in the background once a forward pass has ended."""
+        return ()
+
+    def uploaded(self, key: int) -> None:
+        """Called when an upload is complete: at the first gate that is known after its end."""
+
+
 class Eviction(Policy):
     """Base of evictions: choose the expert to evict."""
 
@@ -314,7 +356,7 @@ class Eviction(Policy):
         """
 
     def arrived(self, key: int) -> None:
-        """Called when a transfer has claimed a slot for an expert."""
+        """Called when a transfer has claimed a slot for an expert, and once an upload has ended."""
 
     def left(self, key: int) -> None:
         """Called when an expert has lost its slot."""

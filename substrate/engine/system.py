@@ -1,12 +1,13 @@
-"""The base class of systems: five decisions, and the options of its transfers."""
+"""The base class of systems: six decisions, and the options of its transfers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import LayerView, Prompts
 from moebench.substrate.engine.policies import (
+    Admission,
     Assignment,
     Eviction,
     Placement,
@@ -23,8 +24,13 @@ from moebench.substrate.terms import Lookahead
 
 
 @dataclass(kw_only=True)
+class AdmitAll(Admission):
+    """Keeps every expert that a layer loads, and uploads none that the host computed."""
+
+
+@dataclass(kw_only=True)
 class System:
-    """Base of systems: five decisions.  A paper's system is a subclass with its own defaults.
+    """Base of systems: six decisions.  A paper's system is a subclass with its own defaults.
 
     Attributes:
         scope: one pool of slots for all layers, or one for each layer.
@@ -50,6 +56,7 @@ class System:
     route: Routing
     assign: Assignment
     prefetch: Prefetching
+    admit: Admission = field(default_factory=AdmitAll)
     evict: Eviction
     scope: Scope = "global"
     alpha: float = 0.25
@@ -106,7 +113,7 @@ class System:
         """The decisions by name, in the order in which the engine calls them."""
         return {
             "place": self.place, "route": self.route, "assign": self.assign,
-            "prefetch": self.prefetch, "evict": self.evict,
+            "prefetch": self.prefetch, "admit": self.admit, "evict": self.evict,
         }  # fmt: skip
 
     @property

@@ -2,7 +2,9 @@
 
 A needed load claims its slot when it is submitted.  A speculative prefetch claims when its lane
 really starts it, so that a cancelled one has evicted no expert; if none can be evicted at that
-moment it is dropped.  A committed prefetch is a load that begins early: it waits for its slot.
+moment it is dropped.  A committed prefetch is a load that begins early: it waits for its slot.  An
+upload, a copy in the background, claims when it is queued; it is refused if no expert can be
+evicted, and the eviction policy hears of the expert once the upload is complete.
 """
 
 from collections import defaultdict
@@ -67,6 +69,8 @@ class Transfers:
         #: use of experts that were incomplete when that was submitted.
         self._missed: set[int] = set()
         self._leaving: dict[int, Span] = {}
+        #: Keys of uploads that are not complete, or whose end nobody has asked for, in their order.
+        self._uploads: dict[int, None] = {}
         #: Slots that only experts which are not kept may use.
         self._transient = 0
         #: How many experts have a slot.
@@ -242,6 +246,64 @@ class Transfers:
         """Return the experts of a layer's prefetches that began, and forget them."""
         return self._started.pop(layer, [])
 
+    # ------------------------------------------------------------------ in the background
+
+    def upload(self, wanted: Sequence[Fetch], queue: int | None) -> int:
+        """Queue uploads in this order, behind all needed transfers; return how many were queued.
+
+        Refused are experts that have a slot, and those for which no expert can be evicted.
+
+        Args:
+            queue: most uploads that may be pending; further ones are refused.  None is any number.
+        """
+        cache, machine, queued = self.cache, self.machine, 0
+        with machine.lock:
+            for fetch in wanted:
+                if not fetch.keep:
+                    raise UsageError(
+                        f"an upload of expert {fetch.expert} in layer {fetch.layer} has "
+                        "keep=False; allowed: uploads of experts that stay"
+                    )
+                key, now_ns = self._key(fetch), machine.now_ns()
+                if cache.holds(key):
+                    continue
+                if queue is not None and self.pending >= queue:
+                    break
+                self._uploads[key] = None
+                after = self._claim(fetch, key, now_ns)
+                if after is None:
+                    after = self._claim_soon(fetch, key, now_ns)
+                if after is None:
+                    del self._uploads[key]
+                    continue
+                self._speculative.add(key)
+                self._arrivals.pop(key, None)  # an earlier transfer's
+                machine.upload(self._ops[key], self, after)
+                queued += 1
+        return queued
+
+    @property
+    def pending(self) -> int:
+        """The number of uploads that wait for the link or are under way."""
+        now_ns, cache = self.machine.now_ns(), self.cache
+        return sum(not cache.is_complete(key, now_ns) for key in self._uploads)
+
+    def queued_uploads(self) -> list[int]:
+        """Return the keys of uploads whose transfers have not begun."""
+        return [key for key in self._uploads if not self.cache.has_come(key)]
+
+    def take_uploaded(self) -> list[int]:
+        """Tell the eviction policy of uploads that are complete by now; return their keys."""
+        now_ns, done = self.machine.now_ns(), list[int]()
+        for key in self._uploads:
+            if not self.cache.is_complete(key, now_ns):
+                break  # they end in their order
+            done.append(key)
+        for key in done:
+            del self._uploads[key]
+            self.evict.arrived(key)
+        return done
+
     # ------------------------------------------------------------------ the machine's questions
 
     def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
@@ -378,16 +440,18 @@ class Transfers:
         else:
             if self._passing:
                 self._passing.discard(victim)
+            if self._uploads:
+                self._uploads.pop(victim, None)
             self.evict.left(victim)
             if self._timeline.keeping:
                 self._timeline.note("evict", now_ns, *self.cache.expert_of(victim))
             if self.evict.writes_back:
                 (layer, expert), form = self.cache.expert_of(victim), self.cache.form_of(victim)
                 after = (self.machine.write_back(layer, expert, slot, now_ns, form),)
-        if fetch.keep:
-            self.evict.arrived(key)
-        else:
+        if not fetch.keep:
             self._passing.add(key)
+        elif key not in self._uploads:
+            self.evict.arrived(key)
         return after
 
     def _let_go(self, key: int, last_use: Span) -> None:

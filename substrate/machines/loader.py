@@ -1,4 +1,4 @@
-"""The thread that copies records into a local machine's slots: needed ones, then prefetches."""
+"""The thread that copies records into a local machine's slots, needed ones before all others."""
 
 import threading
 import time
@@ -44,7 +44,7 @@ class Job:
 
 
 class Loader:
-    """Queues of transfers, and their copying: needed transfers in order, then prefetches.
+    """Queues of transfers, and their copying: needed ones in order, then uploads, then prefetches.
 
     Everything but the copying itself happens under the machine's lock.
 
@@ -65,6 +65,7 @@ class Loader:
         self._record_bytes = records.format.record_bytes
         self._needed: deque[Job] = deque()
         self._queued: deque[Job] = deque()
+        self._uploads: deque[Job] = deque()
         #: The transfer that was begun last.
         self._carried: Job | None = None
         self.closing = False
@@ -79,12 +80,18 @@ class Loader:
         """Whether no transfer is queued or under way."""
         last = self._carried
         under_way = last is not None and last.span.end_ns is None
-        return not (self._needed or self._queued or under_way)
+        return not (self._needed or self._uploads or self._queued or under_way)
 
     def need(self, job: Job) -> None:
         """Queue a needed transfer, which is copied before every prefetch."""
         with self._changed:
             self._needed.append(job)
+            self._changed.notify_all()
+
+    def upload(self, job: Job) -> None:
+        """Queue an upload, which is copied before every prefetch that has not begun."""
+        with self._changed:
+            self._uploads.append(job)
             self._changed.notify_all()
 
     def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int) -> list[Op]:
@@ -107,8 +114,15 @@ class Loader:
             return dropped
 
     def finish(self, op: Op) -> None:
-        """Copy the rest of a prefetch that has begun before all other needed transfers."""
+        """Copy an upload, or the rest of a begun prefetch, before all other needed transfers.
+
+        Uploads queued before it stay before it.
+        """
         with self._changed:
+            waiting = [job.op for job in self._uploads]
+            if op in waiting:
+                first = [self._uploads.popleft() for _ in range(waiting.index(op) + 1)]
+                self._needed.extendleft(reversed(first))
             if self._carried is not None and self._carried.op == op:
                 self._carried.finishing = True
             for job in [job for job in self._queued if job.done and job.op == op]:
@@ -119,11 +133,14 @@ class Loader:
     # ------------------------------------------------------------------ its thread
 
     def next_job(self) -> Job | None:
-        """Return the next needed transfer, else the next prefetch; None when closing."""
+        """Return the next needed transfer, else upload, else prefetch; None when closing."""
         with self._changed:
             while not self.closing:
                 if self._needed:
                     self._carried = self._needed.popleft()
+                    return self._carried
+                if self._uploads and not (self._queued and self._queued[0].done):
+                    self._carried = self._uploads.popleft()
                     return self._carried
                 if self._queued:
                     job = self._queued.popleft()

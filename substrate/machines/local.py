@@ -1,7 +1,7 @@
 """This computer as the machine, on the wall clock.
 
     control thread   decides, and computes the operations of the device's lane
-    loader           copies experts to their slots: needed ones first, then prefetches
+    loader           copies experts to their slots: needed ones first, then uploads, then prefetches
     host thread      computes experts in host memory, if the machine has a host lane
     back thread      copies evicted experts back to host memory, for systems that write back
 
@@ -297,8 +297,15 @@ class LocalMachine:
         self.timeline.dropped(dropped, self.now_ns())
         return len(dropped)
 
+    def upload(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> None:
+        """Queue an upload in the loader, behind needed transfers and before queued prefetches."""
+        job = Job(op, client, self.records.lane, after=after)
+        with self.lock:
+            client.under_way(op, job.span)
+            self._loader.upload(job)
+
     def finish(self, op: Op) -> None:
-        """Let the loader finish a prefetch that has begun, before all other needed transfers."""
+        """Let the loader copy an upload, or the rest of a begun prefetch, before all else."""
         self._loader.finish(op)
 
     def write_back(self, layer: int, expert: int, slot: int, since_ns: int, form: int = 0) -> Span:

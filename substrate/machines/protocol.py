@@ -6,12 +6,13 @@ clock and a hardware profile, `substrate.machines.local` with this computer's wa
     submit   run a needed operation on its lane as soon as its dependencies have ended
     load     transfer a needed expert
     prefetch queue transfers of experts for a lane's idle time; they can be cancelled
-    finish   a prefetch that has begun is needed now: transfer the rest like a load
+    upload   queue a transfer for a lane's idle time that cannot be cancelled
+    finish   a prefetch that has begun, or an upload, is needed now: transfer the rest like a load
     wait     block the control thread until an operation has ended
     elapse   charge the control thread for decisions
 
-Two rules settle every tie: a needed operation goes before a prefetch that could start at the same
-instant, and operations of one kind go in the order of submission.
+Two rules settle every tie: a needed operation goes before an upload and an upload before a prefetch
+that could start at the same instant, and operations of one kind go in the order of submission.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -280,8 +281,17 @@ class Machine(Protocol):
     def cancel(self, layer: int) -> int:
         """Drop prefetches for layers up to this one that have not begun; return how many."""
 
+    def upload(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> None:
+        """Queue the transfer of an expert whose slot is claimed, behind all needed transfers.
+
+        It takes no time of the control thread, is never dropped, and goes before every prefetch.
+        """
+
     def finish(self, op: Op) -> None:
-        """Transfer the remaining chunks of a prefetch that has begun, as a needed load."""
+        """Transfer an upload, or the remaining chunks of a begun prefetch, as a needed load.
+
+        Uploads that were queued before it are transferred before it.
+        """
 
     def write_back(self, layer: int, expert: int, slot: int, since_ns: int, form: int = 0) -> Span:
         """Copy an evicted expert's record from its slot to the host, from ``since_ns`` on."""

@@ -1,10 +1,11 @@
 """A simulated machine with a virtual clock in integer ns, deterministic from run to run.
 
 An operation gets its start and end when it is submitted, because those of all its dependencies are
-known by then.  Only queued prefetches are left open, because they may still be overtaken or
-cancelled; they start when the clock passes the instant at which their lane became idle.
+known by then.  Only queued prefetches and uploads are left open, because they may be overtaken, and
+prefetches cancelled; they start when the clock passes the instant at which their lane became idle.
 """
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import RLock
@@ -106,6 +107,8 @@ class SimulatedMachine:
         self._request: tuple[TransferClient, int]
         #: The prefetch in chunks that has begun.
         self._begun: _Begun | None = None
+        #: Uploads that have not begun, each with its client, when it was queued and what it awaits.
+        self._uploads: deque[tuple[Op, TransferClient, int, Sequence[Span]]] = deque()
 
     # ------------------------------------------------------------------ the control thread
 
@@ -119,7 +122,7 @@ class SimulatedMachine:
     def elapse(self, decisions: int) -> None:
         """Charge the control thread for decisions, while lanes continue."""
         self._now += decisions * self.decision_ns
-        if self._queue or self._begun:
+        if self._queue or self._begun or self._uploads:
             self._start_queued()
 
     def wait(self, span: Span) -> None:
@@ -131,7 +134,7 @@ class SimulatedMachine:
                 self._idle_in_wait += idle
                 self._waited_for = cause_of(span)
         self._now = (end if end > self._now else self._now) + self.sync_ns
-        if self._queue or self._begun:
+        if self._queue or self._begun or self._uploads:
             self._start_queued()
 
     # ------------------------------------------------------------------ needed operations
@@ -190,7 +193,7 @@ class SimulatedMachine:
             self._idle_in_wait += idle
             self._waited_for = cause_of(awaited)
         self._now = until
-        if self._queue or self._begun:
+        if self._queue or self._begun or self._uploads:
             self._start_queued()
 
     def _submit_synchronous(
@@ -224,7 +227,7 @@ class SimulatedMachine:
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Transfer a needed expert along the load path, ahead of every queued prefetch."""
         self._now += self.costs.load_submit_ns
-        if self._queue or self._begun:
+        if self._queue or self._begun or self._uploads:
             self._start_queued()
         span = self._carry(op, client, self._now, after)
         if self._blocking_copies:
@@ -364,18 +367,31 @@ class SimulatedMachine:
                 self.timeline.dropped(dropped, self._now)
         return len(queued) - len(self._queue)
 
+    def upload(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> None:
+        """Queue an upload; it begins once its first lane is idle and no needed operation is due."""
+        self._uploads.append((op, client, self._now, after))
+
     def finish(self, op: Op) -> None:
-        """Place the remaining chunks of the prefetch that has begun, from now on."""
+        """Place the remaining chunks of the prefetch that has begun, or an upload, from now on."""
         while self._begun is not None and self._begun.op == op:
             self._next_chunk(self._begun, self._now)
+        while any(queued[0] == op for queued in self._uploads):
+            self._next_upload(self._now)
 
     def _start_queued(self) -> None:
-        """Start prefetches whose lane became idle before now; needed operations go first at now."""
-        while self._queue or self._begun is not None:
-            begun, (client, chunks) = self._begun, self._request
+        """Start transfers in the background whose lane became idle before now.
+
+        Needed operations go first at now.
+        """
+        while self._queue or self._begun is not None or self._uploads:
+            begun = self._begun
             if begun is not None:
                 there = [cast(int, span.end_ns) for span in begun.after]
                 start = max(self._free[_H2D], begun.since_ns, *there)
+            elif self._uploads:
+                op, _, since_ns, awaited = self._uploads[0]
+                there = [cast(int, span.end_ns) for span in awaited]
+                start = max(self._free[self._first_lane(op)], since_ns, *there)
             else:
                 op, since_ns = self._queue[0]
                 start = max(self._free[self._first_lane(op)], since_ns)
@@ -386,6 +402,10 @@ class SimulatedMachine:
             if begun is not None:
                 self._next_chunk(begun, start)
                 continue
+            if self._uploads:
+                self._next_upload(start)
+                continue
+            client, chunks = self._request
             del self._queue[0]
             after = client.claim(op, start)
             if after is None:
@@ -394,6 +414,10 @@ class SimulatedMachine:
                 self._carry(op, client, start, after)
             else:
                 self._begin(op, client, chunks, start, after)
+
+    def _next_upload(self, since_ns: int) -> None:
+        op, client, _, after = self._uploads.popleft()
+        self._carry(op, client, since_ns, after)
 
     def _first_lane(self, op: Op) -> Lane:
         """Return a transfer's first lane: the link if host memory has the record, else the disk."""

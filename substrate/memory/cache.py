@@ -219,6 +219,15 @@ class ExpertCache:
         """Return whether the time is known at which the expert is complete."""
         return self._ready_ns[key] != NEVER
 
+    def is_complete(self, key: int, now_ns: int) -> bool:
+        """Return whether the expert is completely on the device at this instant."""
+        return self._ready_ns[key] <= now_ns
+
+    def free_slots(self, key: int) -> int:
+        """Return how many slots that the expert could use have no expert."""
+        pool = self._pool_of[key]
+        return len(pool.free) + sum(drains_to is pool for _, drains_to, _ in self._draining)
+
     def is_pinned(self, key: int) -> bool:
         """Return whether the expert is protected: its layer has chosen it and not submitted it."""
         return key in self._pinned and key not in self._computed

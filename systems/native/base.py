@@ -1,6 +1,6 @@
 """Native systems: base classes for third-party packages that run a checkpoint by themselves.
 
-Unlike a `System`, a native system makes none of the five decisions and runs on no simulated
+Unlike a `System`, a native system makes none of the six decisions and runs on no simulated
 machine: the package is started in a process of its own (`serve`), as its user would start it, and
 its tokens are timed as they are streamed.
 """

@@ -94,7 +94,7 @@ def test_example_systems_own_test_passes(site: Path, tmp_path: Path):
 
 def test_methods_and_attributes_on_the_page_exist():
     """Methods and attributes that the page names."""
-    plain = dict(zip(DECISIONS, ("none", "exact", "load", "none", "lru"), strict=True))
+    plain = dict(zip(DECISIONS, ("none", "exact", "load", "none", "all", "lru"), strict=True))
     table = re.findall(r"^\| (?:`(\w+)`)? ?\| `(\w+)\(([\w, ]*)\)` \|", PAGE, re.MULTILINE)
     decision = ""
     for given, method, arguments in table:
@@ -102,5 +102,5 @@ def test_methods_and_attributes_on_the_page_exist():
         code = getattr(policy_class(decision, plain[decision]), method).__code__
         named = code.co_varnames[1 : code.co_argcount]
         assert named == tuple(filter(None, arguments.split(", "))), (decision, method)
-    assert len(table) == 9
+    assert len(table) == 12
     assert re.findall(r"^\| `(\w+)` \| [^|`]+", PAGE, re.MULTILINE)[-len(CHECKS) :] == list(CHECKS)

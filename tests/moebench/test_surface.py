@@ -204,12 +204,12 @@ def test_documents_show_commands() -> None:
 # --------------------------------------------------------------------------- names
 
 PUBLIC = [
-    "Active", "Assignment", "Budget", "Costs", "Engine", "Eviction", "ExpertCache", "Fetch",
-    "Forecast", "Form", "ForwardPass", "HardwareProfile", "Home", "Lane", "LayerView", "Lookahead",
-    "ModelShape", "MoeBenchError", "NO_EXPERT", "Op", "OpKind", "Placement", "Plan", "Policy",
-    "Predictor", "Prefetching", "Prompts", "Routed", "RoutedSequence", "Routing", "RunSpec",
-    "Store", "System", "UsageError", "best_scores", "build", "compare", "fetches", "run", "split",
-    "sweep", "trace",
+    "Active", "Admission", "Assignment", "Budget", "Costs", "Engine", "Eviction", "ExpertCache",
+    "Fetch", "Forecast", "Form", "ForwardPass", "HardwareProfile", "Home", "Lane", "LayerView",
+    "Lookahead", "ModelShape", "MoeBenchError", "NO_EXPERT", "Op", "OpKind", "Placement", "Plan",
+    "Policy", "Predictor", "Prefetching", "Prompts", "Routed", "RoutedSequence", "Routing",
+    "RunSpec", "Store", "System", "UsageError", "best_scores", "build", "compare", "fetches", "run",
+    "split", "sweep", "trace",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from moebench.systems.registry import SHIPPED, SYSTEMS
+from moebench.systems.registry import VARIANTS
 from tests.reference.cases import CATALOGUE, SETTINGS, moebench
 from tests.reference.inputs import Numbers, numbers
 
@@ -60,7 +60,7 @@ SCHEDULES = ("hybrimoe",)
 
 def systems() -> Iterator[tuple[str, list[str]]]:
     """Yield every system and variant that reads recorded routing, and its options."""
-    for variant, names in (("published", SYSTEMS), ("shipped", SHIPPED)):
+    for variant, names in VARIANTS.items():
         for name in names:
             options = ["--system", name, "--variant", variant]
             if name == "gpu-only":

@@ -87,10 +87,10 @@ def test_the_first_on_the_host_is_as_dear_as_it_was():
 
 
 def test_what_the_host_computed_can_be_admitted():
-    found = planned({1: 1, 4: 1, 6: 1, 7: 1}, {7}, admit=True)
+    found = planned({1: 1, 4: 1, 6: 1, 7: 1}, {7}, fill=True)
     assert found == ([7, 1], [6, 4], [1, 6, 4])
     # What is on the device already is not loaded.
-    assert planned({0: 2, 2: 1, 5: 3}, {0, 2, 5}, admit=True) == ([5, 0], [2], [])
+    assert planned({0: 2, 2: 1, 5: 3}, {0, 2, 5}, fill=True) == ([5, 0], [2], [])
 
 
 # --------------------------------------------------------------------------- prefetching
@@ -271,7 +271,7 @@ def test_hybrimoe_uses_its_published_policies():
     assert type(system) is HybriMoE
     assert system.lossless
     assert system.scope == "layer"
-    assert system.assign == MakespanSchedule(history=10, admit=False)
+    assert system.assign == MakespanSchedule(history=10, fill=False)
     assert system.prefetch == ImpactDriven(layers=3, experts=0, history=10, prefill=False)
     assert system.evict == MinusRecentScore(smoothing=0.5, top=0)
     with pytest.raises(BudgetError, match="room for 2 experts"):
@@ -314,7 +314,7 @@ def test_a_token_by_hand():
     slots=st.integers(3, 24),
     batch=st.integers(1, 3),
     scope=st.sampled_from(["layer", "global"]),
-    more=st.sampled_from([{}, {"assign.admit": "true"}, {"prefetch.prefill": "true"}]),
+    more=st.sampled_from([{}, {"assign.fill": "true"}, {"prefetch.prefill": "true"}]),
 )
 def test_timelines_are_sound(seed, slots, batch, scope, more):
     model = small_shape(layers=3, experts=8)

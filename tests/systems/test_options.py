@@ -2,6 +2,7 @@
 
 import pytest
 
+from moebench.substrate.engine.system import AdmitAll
 from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems.options import build, describe
 from moebench.systems.policies.assign import Balanced, HostAll, LoadAll
@@ -18,6 +19,7 @@ def test_defaults_are_the_papers():
         ExpertCacheRouter,
         Balanced,
         TopScorePrefetch,
+        AdmitAll,
         LowestAverageScore,
     ]
     assert (system.assign.by, system.assign.tie) == ("score", "load")  # second version
@@ -156,6 +158,7 @@ def test_a_description_names_every_decision_and_option():
         "host_kernels": "unpacking",
         "prediction_python": "True",
         "host_together": "False",
+        "admit": "all",
         "place": "by-id",
         "route": "expert-cache",
         "route.pick": "best",

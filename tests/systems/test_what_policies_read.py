@@ -15,7 +15,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from moebench.substrate.engine.decisions import LayerView, Plan, Prompts, Routed
-from moebench.substrate.engine.policies import Assignment, Eviction, Policy, Routing
+from moebench.substrate.engine.policies import Admission, Assignment, Eviction, Policy, Routing
 from moebench.substrate.memory.capacity import Budget
 from moebench.systems.options import options_of
 from moebench.systems.policies.assign import LoadAll
@@ -136,6 +136,14 @@ def asked(policy: Policy, seen: LayerView, rows: dict[int, int], inside: set[int
     elif isinstance(policy, Eviction):
         policy.used(seen.layer, rows)
         evicting(policy, [seen.layer * EXPERTS + expert for expert in rows], inside)
+    elif isinstance(policy, Admission):
+        for expert in active(seen, rows).absent:
+            policy.admits(seen, expert)
+        for fetch in (
+            *policy.uploads(seen, active(seen, rows).absent),
+            *policy.pass_ends("decode"),
+        ):
+            policy.uploaded(fetch.layer * EXPERTS + fetch.expert)
     elif hasattr(policy, "prefetch"):
         policy.opening("prefill", 0)
         policy.prefetch(seen, {})

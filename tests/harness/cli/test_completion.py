@@ -65,7 +65,8 @@ CASES = {
     "moebench machines diff a6000 rtx4": ["rtx4060ti", "rtx4090"],
     "moebench run --workload arith": ["arithmetic"],
     "moebench run --software hf": ["hf-eager"],
-    "moebench trace caches DIR --policies lru,lf": ["lru,lfu"],
+    "moebench trace caches DIR --policies lru,lf": ["lru,lfu", "lru,lfru"],
+    "moebench trace caches DIR --policies belady-": ["belady-bypass"],
     "moebench show ab": ["abc123", "abd456"],
     "moebench rm abc123 xy": ["xyz789"],
     "moebench show --store elsewhere ": ["far"],
@@ -108,7 +109,7 @@ def test_completing_imports_nothing_heavy(line: str) -> None:
 def test_all_names_are_offered(here: Path) -> None:
     assert set(complete("moebench run --system ")) >= set(SYSTEMS)
     assert complete("moebench run --machine ") == [*profile_names(), "local"]
-    assert complete("moebench trace caches X --policies ") == list(POLICIES["evict"])
+    assert complete("moebench trace caches X --policies ") == [*POLICIES["evict"], "belady-bypass"]
 
 
 def test_every_parameter_that_names_something_is_completed() -> None:

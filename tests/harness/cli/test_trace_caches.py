@@ -102,6 +102,17 @@ def test_the_hit_rate_is_the_hit_ratio_of_a_run(drawn: Path, scope: str) -> None
         assert counted["hit_rates"][policy]["16"] == pytest.approx(ratio, abs=close)
 
 
+def test_the_hit_rate_of_lfru_is_the_hit_ratio_of_its_system(drawn: Path) -> None:
+    # The system begins with an empty cache, as the count does.
+    asked = ("trace", "caches", drawn, "--policies", "lfru", "--slots", "16", "--json")
+    ran = call(
+        "run", "--system", "lfru", "--setting", "F1", "--trace", drawn, "--capacity", "0.25",
+        "--set", "scope=global", "--no-interval", "--json",
+    ).json  # fmt: skip
+    counted = call(*asked).json["hit_rates"]["lfru"]["16"]
+    assert counted == pytest.approx(ran["metrics"]["cache_ratio"], abs=1e-6)
+
+
 def test_statistics_have_a_cache_a_layer_and_the_table_says_so(drawn: Path) -> None:
     for count, scope in (("steps", "global"), ("requests", "global"), ("statistics", "layer")):
         asked = ("trace", "caches", drawn, "--count", count, "--policies", "fifo", "--slots", "8")
@@ -112,15 +123,58 @@ def test_statistics_have_a_cache_a_layer_and_the_table_says_so(drawn: Path) -> N
 def test_belady_is_best_and_more_slots_hit_more(drawn: Path) -> None:
     called = call("trace", "caches", drawn, "--json")
     rates = called.json["hit_rates"]
-    assert set(rates) == {"lru", "lfu", "fifo", "arc", "lecar", "belady"}
-    for of in rates.values():
-        assert all(of[size] <= rates["belady"][size] + 1e-12 for size in of)
+    assert list(rates) == [
+        "lru", "lfu", "fifo", "arc", "lecar", "lfru", "least-stale", "belady", "belady-bypass",
+    ]  # fmt: skip
+    for name, of in rates.items():
+        best = "belady-bypass" if name == "belady-bypass" else "belady"
+        assert all(of[size] <= rates[best][size] + 1e-12 for size in of)
     best = list(rates["belady"].values())
     assert best == sorted(best)
     table = call("trace", "caches", drawn)
     assert table.code == 0
     assert len(table.out.splitlines()) == 1 + len(rates)
     assert "hit or miss together" in table.err
+    assert "belady gives each missing expert a slot" in table.err
+
+
+def test_belady_that_may_keep_no_new_expert_hits_more(drawn: Path) -> None:
+    asked = ("trace", "caches", drawn, "--policies", "belady,belady-bypass", "--slots", "8")
+    rates = call(*asked, "--json").json["hit_rates"]
+    assert rates["belady"]["8"] < rates["belady-bypass"]["8"]
+    # It is Belady with an option, which the count of `trace info` has anyway.
+    given = ("--policies", "belady", "--set", "belady.bypass=true", "--slots", "8", "--json")
+    same = call("trace", "caches", drawn, *given).json["hit_rates"]["belady"]
+    assert same == rates["belady-bypass"]
+    both = call(*asked, "--count", "statistics")
+    rows = [line.split("\t")[2:] for line in both.out.splitlines()[1:]]
+    assert rows[0] == rows[1]
+    assert "belady-bypass is equal to it" in both.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("lfru", "reading", "vllm", "tinyserve"),
+        ("least-stale", "reading", "tinyserve", "layer"),
+        ("least-stale", "reading", "layer", "interval"),
+        ("dali-window", "share", "0.01", "1"),
+    ],
+)
+def test_rules_of_engines_are_counted_and_their_readings_differ(
+    drawn: Path, options: tuple[str, ...]
+) -> None:
+    name, option, *values = options
+    rates = []
+    for value in values:
+        called = call(
+            "trace", "caches", drawn, "--policies", name, "--set", f"{name}.{option}={value}",
+            "--slots", "16", "--json",
+        )  # fmt: skip
+        assert called.code == 0, called.err
+        rates.append(called.json["hit_rates"][name]["16"])
+    assert rates[0] != rates[1]
+    assert all(0 < rate < 1 for rate in rates)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +185,8 @@ def test_belady_is_best_and_more_slots_hit_more(drawn: Path) -> None:
         (("--policies", "lru,lru"), "different values"),
         (("--policies", "score"), "gate scores"),
         (("--policies", "flashmoe"), "to learn"),
+        (("--policies", "lru-by-weight"), "gate scores"),
+        (("--set", "least-stale.reading=nope"), "least-stale.reading"),
         (("--slots", "0"), "from 1 to 64"),
         (("--slots", "65"), "from 1 to 64"),
         (("--slots", "x"), "from 1 to 64"),

@@ -67,7 +67,7 @@ def test_a_system_of_ones_own_has_none() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(UsageError, match=r"^--variant mine: allowed: published, shipped$"):
+    with pytest.raises(UsageError, match=r"^--variant mine: allowed: published, shipped, earlier$"):
         resolve(None, system="smoe", setting="S1", variant="mine")
     with pytest.raises(UnknownNameError, match="unknown system 'smoo'"):
         resolve(None, system="smoo", setting="S1", variant="shipped")

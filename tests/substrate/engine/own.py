@@ -238,6 +238,7 @@ def run(
         capacity=ran.cache.capacity,
         budget_bytes=ran.tier.budget_bytes,
         writes_back=made.evict.writes_back,
+        queued=ran.engine.transfers.queued_uploads(),
     )
     check_order(ran.spans, more.get("homes", ()), deferred)
     ran.cache.check_integrity()

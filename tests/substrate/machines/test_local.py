@@ -138,6 +138,24 @@ def test_a_needed_load_overtakes_queued_prefetches(here):
     assert client.about(1) == []
 
 
+def test_uploads_go_behind_needed_loads_and_before_prefetches_and_are_not_dropped(here):
+    client = Records(holds={0})
+    first = here.load(load_op(1, 0), client)
+    assert client.held.wait(WAIT_S)
+    here.prefetch([load_op(2, 1)], client)
+    here.upload(load_op(1, 2), client)
+    here.upload(load_op(1, 4), client)
+    here.upload(load_op(1, 5), client)
+    needed = here.load(load_op(1, 3), client)
+    here.finish(load_op(1, 4))  # it is needed now, and 2 was queued before it
+    assert here.cancel(1) == 0
+    client.go.set()
+    here.wait(first)
+    here.wait(needed)
+    wait_for(here, client, 1)
+    assert client.carried == [0, 2, 4, 3, 5, 1]
+
+
 def test_a_refused_prefetch_is_not_read(here):
     client = Records(refused={1})
     here.prefetch([load_op(1, 1), load_op(1, 2)], client)
@@ -258,14 +276,14 @@ def test_whatever_is_asked_in_whatever_order_arrives_whole_and_once(seed, checkp
         client = Records(claimed=claimed, refused={7})
         for _ in range(30):
             expert = draw.randrange(EXPERTS)
-            match draw.choice(("load", "prefetch", "cancel", "finish", "wait")):
-                case "load":
+            match draw.choice(("load", "upload", "prefetch", "cancel", "finish", "wait")):
+                case "load" | "upload" as how:
                     m.cancel(1)  # no expert may be asked for twice
                     with m.lock:
                         new = expert not in asked
                         asked.add(expert)
                     if new:
-                        m.load(load_op(1, expert), client)
+                        (m.load if how == "load" else m.upload)(load_op(1, expert), client)
                 case "prefetch":
                     m.cancel(1)
                     with m.lock:
