@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moebench.reports.sections import field
 from moebench.reports.text import counted, markdown, text_table
-from moebench.results.field import FILE, FieldRow, read_field, rows_of, write_field
+from moebench.results.field import FILE, FieldRow, read_field, rows_of, unfinished, write_field
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.substrate.files import write_text
@@ -68,15 +68,18 @@ def _why_not(row: FieldRow, model: str, batch: int) -> str | None:
 
 
 def from_store(folder: Path) -> list[FieldRow]:
-    """Return the rows of a store's field sweep.
+    """Return the rows of a store's field sweep, of places at which all cells have ended.
 
     Raises UsageError: the store holds none.
     """
     store = Store(folder)
-    rows = rows_of(store.runs(brief=True), store.cells("failed"))
+    waiting = unfinished(store.cells("queued"))
+    found = rows_of(store.runs(brief=True), store.cells("failed"))
+    rows = [row for row in found if row.place not in waiting]
     if not any(row.tpot_ms for row in rows):
         raise UsageError(
-            f"{folder}: no runs with a context; make them: moebench sweep field --store {folder}"
+            f"{folder}: no place with a context where all cells have ended; make them: "
+            f"moebench sweep field --store {folder}"
         )
     return [*rows, *refusals(rows)]
 

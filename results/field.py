@@ -98,6 +98,12 @@ def rows_of(runs: Sequence[Document], cells: Iterable[Cell] = ()) -> list[FieldR
     return list(found.values())
 
 
+def unfinished(cells: Iterable[Cell]) -> set[Place]:
+    """Return the places at which a sweep has cells that have neither run nor failed."""
+    waiting = [cell.spec for cell in cells if cell.state == "queued" and _counts(cell.spec)]
+    return {_row(spec).place for spec in waiting}
+
+
 def _counts(spec: Mapping[str, Any]) -> bool:
     return bool(spec.get("context")) and spec.get("setting") is None
 

@@ -83,9 +83,10 @@ def _ratio_error() -> float:
 
 def _verdict(place: Place, rows: Sequence[FieldRow], factor: float) -> Verdict:
     ran = sorted((row for row in rows if row.tpot_ms), key=lambda row: row.tpot_ms or 0)
-    best, *others = [row for row in ran if row.lossless] or [None]
-    tied = [row for row in others if row and best and (ratio(best, row) or 0) <= factor]
-    slower = [row for row in others if row and row not in tied]
+    lossless = [row for row in ran if row.lossless]
+    best, others = lossless[0] if lossless else None, lossless[1:]
+    tied = [row for row in others if best and (ratio(best, row) or 0) <= factor]
+    slower = [row for row in others if row not in tied]
     fit = next((row for row in rows if (row.system, row.options) == INCUMBENT), None)
     lossy = next((row for row in ran if not row.lossless), None)
     return Verdict(place, best, tied, slower, fit, lossy, [row for row in rows if not row.tpot_ms])

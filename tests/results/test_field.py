@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moebench.results.field import FieldRow, Place, read_field, rows_of, write_field
+from moebench.results.field import FieldRow, Place, read_field, rows_of, unfinished, write_field
 from moebench.results.store import Cell
 from moebench.substrate.errors import InputError
 
@@ -53,6 +53,13 @@ def test_a_newer_run_replaces_an_older_one_and_an_impossible_cell() -> None:
     assert (of_kt.tpot_ms, of_kt.lossless, of_kt.reason) == (None, None, "no room")
     broken = Cell("c", "failed", SPEC, None, "KeyError", "failures/c.txt")
     assert rows_of([], [broken]) == [], "a defect says nothing about the machine"
+
+
+def test_a_place_is_unfinished_while_a_cell_waits() -> None:
+    waiting = Cell("c", "queued", SPEC | {"system": "smoe"})
+    others = [Cell("d", "queued", SPEC | {"setting": "S3"}), impossible(context=9)]
+    assert unfinished([waiting, *others]) == {PLACE}
+    assert unfinished(others) == set()
 
 
 def test_a_file_holds_the_rows_in_order(tmp_path: Path) -> None:
