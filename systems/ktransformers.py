@@ -1,13 +1,13 @@
 """kTransformers: hot experts on the device, all others computed on the host.
 
 "KTransformers: Unleashing the Full Potential of CPU/GPU Hybrid Inference for MoE Models" (H. Chen
-et al., SOSP 2025, doi 10.1145/3731569.3764843), and what its authors ship: kt-kernel and their fork
-of SGLang (kvcache-ai/ktransformers 95009ea).  The host computes experts faster than the link copies
-them, so decode moves activations only; the device computes attention, shared experts and its
-residents concurrently with the host.
+et al., SOSP 2025, doi 10.1145/3731569.3764843).  The host computes experts faster than the link
+copies them, so decode moves activations only; the device computes attention, shared experts and its
+residents concurrently with the host.  `systems.kt_kernel` has the exact rules of the code that the
+authors ship, kt-kernel with their fork of SGLang; options have the names of that code.
 
-    paper and code                                     moebench
-    ──────────────                                     ────────
+    paper, and names of the code                       moebench
+    ────────────────────────────                       ────────
     GPU expert mask, --kt-num-gpu-experts              all slots, except a staged layer's:
                                                        ``--slots``, ``--capacity``
     --kt-expert-placement-strategy frequency           PlacePopular: the most used of all layers
@@ -46,8 +46,8 @@ Deviations and readings:
   slot; the code waits for the whole layer and copies residents into the buffer, too.
 - With ``update``, moebench copies a new resident from the host to the slot of the one it replaces,
   once that one has been computed; the code copies within the device.
-- Deferral is limited to decode, as the paper reports it.  The code does not check the phase: its
-  hybrid prefill defers experts that are immediate for no token of the prompt.
+- Deferral is limited to decode, as the paper reports it; the code's hybrid prefill defers, too.
+- The whole prompt is counted, for the threshold and for ``update``; the code counts each chunk.
 - With deferral each expert on the host has its own hand-over; the code has two for a layer.
 - Host memory keeps all experts, including residents (issues 2023, 2084), in the code and here.
 - The machine sets the host's speed: there are no AMX or NUMA kernels.  ``--software kt`` is the
@@ -57,6 +57,7 @@ Deviations and readings:
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -74,6 +75,18 @@ from moebench.systems.policies.route import ExactRouting
 
 #: Fewest prompt tokens for layer-wise prefill, as the documentation recommends.
 THRESHOLD = 1024
+
+
+def staged(view: LayerView, leaves: Mapping[int, int]) -> list[Fetch]:
+    """Return the loads of all experts of a layer that the device lacks.
+
+    Args:
+        leaves: the experts that become residents, each with the one that it replaces.
+    """
+    absent = np.flatnonzero(~(view.resident_E | view.in_flight_E)).tolist()
+    # A new resident's load waits for the computation of the one it replaces: queue it last.
+    load = [Fetch(view.layer, e, keep=False) for e in absent if e not in leaves]
+    return load + [Fetch(view.layer, e, instead_of=left) for e, left in leaves.items()]
 
 
 @dataclass(kw_only=True)
@@ -128,6 +141,13 @@ class Hybrid(Assignment):
                 "slots; give a larger --capacity, or --set assign.threshold=0"
             )
 
+    def remark(self, shape: ModelShape, slots: int) -> str:
+        """Return a note on how many slots are reserved for layer-wise prefill."""
+        return (
+            f"{shape.num_experts} of {slots} slots stage one layer's experts for prompts of "
+            f"{self.threshold} tokens or more, and are empty in decode"
+        )
+
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Plan each expert where it is, except in long prompts; d > 0 defers the lowest weights."""
         if view.phase == "prefill" and 0 < self.threshold <= view.forward.rows:
@@ -142,14 +162,9 @@ class Hybrid(Assignment):
 
     def _layer_wise(self, view: LayerView, active: Active) -> Plan:
         """Plan to load all absent experts of the layer while residents compute."""
-        absent = np.flatnonzero(~(view.resident_E | view.in_flight_E)).tolist()
-        leaves = self._updated(view) if self.update else {}
-        passing = [e for e in absent if e not in leaves]
-        # A new resident's load waits for the computation of the one it replaces: queue it last.
-        load = [Fetch(view.layer, e, keep=False) for e in passing]
-        load += [Fetch(view.layer, e, instead_of=resident) for e, resident in leaves.items()]
-        brought = [e for e in (*passing, *leaves) if e in active.rows]
-        return Plan([*active.resident, *active.in_flight, *brought], load=load)
+        load = staged(view, self._updated(view) if self.update else {})
+        brought = [fetch.expert for fetch in load if fetch.expert in active.rows]
+        return Plan([*active.resident, *active.in_flight, *cast(list[int], brought)], load=load)
 
     def _updated(self, view: LayerView) -> Mapping[int, int]:
         """Return the experts that become residents, each with the one that it replaces."""
@@ -180,8 +195,5 @@ class KTransformers(System):
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return a note on how many slots are reserved for layer-wise prefill."""
         if isinstance(self.assign, Hybrid) and self.assign.stages:
-            return [
-                f"{shape.num_experts} of {slots} slots stage one layer's experts for prompts of "
-                f"{self.assign.threshold} tokens or more, and are empty in decode"
-            ]
+            return [self.assign.remark(shape, slots)]
         return ()

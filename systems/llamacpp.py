@@ -79,6 +79,18 @@ CONVERTED = frozenset({
 })  # fmt: skip
 
 
+def no_gguf(shape: ModelShape) -> str | None:
+    """Return why llama.cpp's converter has no GGUF file for a model; None if it has one."""
+    if shape.family == "xverse":
+        return (
+            "no GGUF file: llama.cpp's converter refuses XverseMoeForCausalLM (its xverse has "
+            "no experts)"
+        )
+    if shape.family not in CONVERTED:
+        return f"no GGUF file: {shape.family} is not among llama.cpp's MoE families"
+    return None
+
+
 def staging(shape: ModelShape) -> int:
     """Return the slots for copied experts: one of the three matrices of each expert of a layer."""
     return -(-shape.num_experts // 3)
@@ -264,14 +276,7 @@ class LlamaCpp(System):
 
     def why_not(self, shape: ModelShape, batch: int) -> str | None:
         """Return why llama.cpp's converter has no GGUF file for the model, or None."""
-        if shape.family == "xverse":
-            return (
-                "no GGUF file: llama.cpp's converter refuses XverseMoeForCausalLM (its xverse has "
-                "no experts)"
-            )
-        if shape.family not in CONVERTED:
-            return f"no GGUF file: {shape.family} is not among llama.cpp's MoE families"
-        return super().why_not(shape, batch)
+        return no_gguf(shape) or super().why_not(shape, batch)
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Return notes with llama.cpp's flags for this split."""

@@ -9,16 +9,29 @@ r"""llama.cpp's placements by --fit and by -ot: layers, and matrices of their ex
 
 --fit fills the device from the *front*: the first layers keep their experts, and the last layers'
 experts are on the host.  --n-cpu-moe, the default of `systems.llamacpp`, does the opposite.  The
-rule is that of common/fit.cpp at 0c1e570 for one device, in closed form; its search by false
-position finds the same.
+rule is that of common/fit.cpp at 0c1e570 for one device, in closed form.  With T = free memory less
+the margin, and a model's *entries* its layers and, last, its output:
+
+    1  everything fits in T: nothing changes
+    2  an unset context is shrunk, in proportion, until everything fits: then nothing else changes
+    3  n = the most last entries whose dense weights, KV cache and compute buffer, with the experts
+       of the lowest of these layers, take at most T; if not all dense weights fit, that is all
+    4  F = the most layers, counted from the lowest of the n, whose experts fit in T too
+    5  the next layer, taking less than T: UP (attention and the matrix ``up``), and then, if it
+       fits, GATE (``up`` and ``gate``); if UP does not fit, ATTN; else its dense weights
 
 Deviations and readings:
 
 - Neither host nor device computes a part of an expert in moebench.  Where llama.cpp keeps one of an
   expert's three matrices on the device, moebench keeps a third of the layer's experts, lowest ids
   first: as many bytes on each side, and the same share of the work if experts are used alike.
-- --fit also moves the router of the layer that it splits, and matrices of its shared experts.  Here
-  they stay on the device, in the bytes of the margin.
+- --fit also moves the router of the layer that it splits, and matrices of its shared experts.  The
+  rule counts them as moved; the device still computes with them, in the bytes of the margin.
+- The search of the code tries a few n and F, by false position.  It finds the most, as here, unless
+  fewer layers can take more bytes: if several dense layers lead, it may stop at fewer.
+- llama.cpp gives up after step 2 if -ngl, -ts or -ot is set as well, and these flags hold alone;
+  here a system has one placement.
+- Several devices are not modelled.
 - The free memory is what every system is offered; what CUDA and the workspace take is reserved
   before.  The compute buffer is the room for copied experts, a matrix of all experts of a layer.
 - The context is that of the run, as if set by -c, unless ``place.context=unset``.  Then the bytes
@@ -58,28 +71,36 @@ class LayerBytes(NamedTuple):
 
     Attributes:
         dense: all but routed experts, with the KV cache; router and shared experts are part of it.
-        experts: routed experts, 0 in a dense layer.
-        matrices: of an expert, equally large: 3, or 2 without a gate.
+        up, gate, down: routed experts by matrix; 0 in a dense layer, and ``gate`` without a gate.
         router: the router alone.
-        shared: shared experts alone.
+        shared_up, shared_gate, shared_down: shared experts alone, by matrix.
     """
 
     dense: int
-    experts: int
-    matrices: int = 3
+    up: int = 0
+    gate: int = 0
+    down: int = 0
     router: int = 0
-    shared: int = 0
+    shared_up: int = 0
+    shared_gate: int = 0
+    shared_down: int = 0
 
-    def part(self, kept: int, router: bool) -> int:
-        """Return the bytes on the device with some matrices of experts and shared experts.
+    @property
+    def experts(self) -> int:
+        """All routed experts."""
+        return self.up + self.gate + self.down
 
-        Args:
-            kept: number of matrices that stay.
-            router: whether the router stays.
+    def split(self, boundary: "Boundary") -> int:
+        """Return the bytes on the device of a layer that is split.
+
+        The patterns that move experts also match the router and the shared experts of the layer.
         """
-        moved = self.shared * (self.matrices - kept) // self.matrices
-        moved += 0 if router else self.router
-        return self.dense - moved + self.experts * kept // self.matrices
+        if boundary == "GATE":
+            return self.dense - self.shared_down + self.up + self.gate
+        moved = self.router + self.shared_gate + self.shared_down
+        if boundary == "UP":
+            return self.dense - moved + self.up
+        return self.dense - moved - self.shared_up
 
 
 #: What the first layer whose experts do not fit keeps on the device in addition to attention: one
@@ -94,11 +115,13 @@ class FitSplit(NamedTuple):
         whole: front layers that are on the host with attention and KV cache.
         full: layers after them whose experts are on the device.
         boundary: part of the next layer that is; None is its dense weights, as of the last layers.
+        output: whether the output layer is on the device.
     """
 
     whole: int
     full: int
     boundary: Boundary | None = None
+    output: bool = True
 
     def kept(self, layer: int, matrices: int) -> int:
         """Return how many matrices of a layer's experts are on the device."""
@@ -107,23 +130,31 @@ class FitSplit(NamedTuple):
             return matrices if 0 <= at < self.full else 0
         return {"UP": 1, "GATE": matrices - 1}.get(self.boundary or "", 0)
 
+    def gpu_layers(self, layers: int) -> int:
+        """Return -ngl: the number of ``layers`` on the device, and one for the output if it is."""
+        return layers - self.whole + self.output
 
-def fit(layers: Sequence[LayerBytes], output: int, compute: int, target: int) -> FitSplit:
+
+def fit(
+    layers: Sequence[LayerBytes], output: int, compute: int, target: int, copies: int = 0
+) -> FitSplit:
     """Return which layers' weights llama.cpp's --fit puts on one device, in bytes.
 
     Args:
         output: the head and all that is no layer's.
-        compute: the compute buffer, if any expert is on the host.
+        compute: the compute buffer.
         target: the most that may be used: free memory less the margin.
+        copies: what the compute buffer has more if any expert is on the host.
     """
     count = len(layers)
-    if output + sum(one.dense + one.experts for one in layers) <= target:
+    if output + compute + sum(one.dense + one.experts for one in layers) <= target:
         return FitSplit(0, count)
     # Dense-only layers, back to front; the lowest of them keeps its experts.
-    dense = [*accumulate((one.dense for one in reversed(layers)), initial=output + compute)][::-1]
+    fixed = output + compute + copies
+    dense = [*accumulate((one.dense for one in reversed(layers)), initial=fixed)][::-1]
     whole = next((i for i in range(count) if dense[i] + layers[i].experts <= target), count)
     if dense[0] >= target:  # not all dense weights fit: nothing more is tried
-        return FitSplit(whole, min(1, count - whole))
+        return FitSplit(whole, min(1, count - whole), output=fixed <= target)
     # Full layers, front to back.
     used = [*accumulate((one.experts for one in layers[whole:]), initial=dense[whole])]
     full = sum(size <= target for size in used[1:])
@@ -132,13 +163,13 @@ def fit(layers: Sequence[LayerBytes], output: int, compute: int, target: int) ->
     # One more layer, in part.
     at = layers[whole + full]
     rest = used[full] - at.dense
-    boundary: Boundary | None = None
-    if rest + at.part(1, router=False) < target:
-        fits = rest + at.part(at.matrices - 1, router=True) < target
-        boundary = "GATE" if fits else "UP"
-    elif rest + at.part(0, router=False) < target:
-        boundary = "ATTN"
-    return FitSplit(whole, full, boundary)
+
+    def fits(boundary: Boundary) -> bool:
+        return rest + at.split(boundary) < target
+
+    if fits("UP"):
+        return FitSplit(whole, full, "GATE" if fits("GATE") else "UP")
+    return FitSplit(whole, full, "ATTN" if fits("ATTN") else None)
 
 
 def shrunk_context(most: int, used_least: int, used_most: int, target: int) -> int:
@@ -208,8 +239,8 @@ class Fit(ByMatrix):
         if self.context == "unset":
             budget = self._with_context(shape, budget, target)
         layers = layer_bytes(shape, budget)
-        compute = staging(shape) * budget.expert_bytes
-        self._split = fit(layers, budget.other_bytes, compute, target)
+        copies = staging(shape) * budget.expert_bytes
+        self._split = fit(layers, budget.other_bytes, 0, target, copies)
         matrices = shape.ffn_matrices
         self.counts = {
             layer: shape.num_experts * self._split.kept(layer, matrices) // matrices
@@ -231,7 +262,7 @@ class Fit(ByMatrix):
 
     def flags(self, shape: ModelShape) -> str:
         """Return --fit and the flags that it amounts to."""
-        whole, full, boundary = self._split
+        whole, full, boundary, _ = self._split
         context = f" -c {self._tokens}" if self._tokens else ""
         here = f"of layers {whole} to {whole + full - 1} on the device" if full else "on the host"
         said = f"--fit on{context}: -ngl {shape.num_layers + 1 - whole}, experts {here}"
@@ -247,13 +278,16 @@ def layer_bytes(shape: ModelShape, budget: Budget) -> list[LayerBytes]:
             found.append(LayerBytes(dense, 0))
             continue
         each = size / shape.layer_common_params(layer)
-        found.append(
-            LayerBytes(
-                dense, shape.num_experts * budget.expert_bytes, shape.ffn_matrices,
-                round(each * shape.gate_params), round(each * shape.shared_params),
-            )
-        )  # fmt: skip
+        experts = thirds(shape.num_experts * budget.expert_bytes, shape.ffn_matrices)
+        shared = thirds(round(each * shape.shared_params), shape.ffn_matrices)
+        found.append(LayerBytes(dense, *experts, round(each * shape.gate_params), *shared))
     return found
+
+
+def thirds(size: int, matrices: int) -> tuple[int, int, int]:
+    """Return the bytes of the matrices up, gate and down, of which there may be no gate."""
+    each = size // matrices
+    return each, each * (matrices - 2), size - each * (matrices - 1)
 
 
 #: llama.cpp's names of some other tensors, for the note on a pattern.

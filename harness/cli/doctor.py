@@ -25,7 +25,7 @@ def doctor(
         option("Check a system instead of the installation: a name, module:Class, or all."),
     ] = None,
     variant: Annotated[
-        str | None, option("Variant of the system to check: published or shipped [both].")
+        str | None, option("Variant of the system to check: published, shipped or earlier [all].")
     ] = None,
     jobs: Annotated[int, option("Number of worker processes.", min=1)] = os.cpu_count() or 1,
     data_dir: DATA_DIR = None,

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 from moebench.harness.conformance.cases import Case, spec_of
-from moebench.harness.conformance.watch import Claim, LetGo, WatchedModel, watch_slots
+from moebench.harness.conformance.watch import (
+    Again,
+    Claim,
+    LetGo,
+    WatchedModel,
+    watch_again,
+    watch_slots,
+)
 from moebench.harness.run.execute import EngineRun, prepare
 from moebench.harness.run.learn import calibrate, silent
 from moebench.harness.run.live import LiveSession
@@ -45,7 +52,7 @@ class Run:
     session: EngineRun
     stage: Stage
     generations: list[Generation]
-    events: list[Claim | LetGo]
+    events: list[Claim | LetGo | Again]
     deferred: list[tuple[int, ...]]
 
     @property
@@ -119,6 +126,7 @@ class Bench:
                 learnable = partial(session.learnable, self.scratch, silent)
                 calibrate(session.system, session.full, learnable, self.scratch, silent)
                 events = watch_slots(stage.engine.cache, stage.timeline)
+                watch_again(stage.engine.transfers, stage.timeline, events)
                 stage.start()
             except BudgetError as error:
                 raise NotChecked(str(error)) from error

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from moebench.harness.conformance.watch import Claim, LetGo
+from moebench.harness.conformance.watch import Again, Claim, LetGo
 from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines.protocol import Lane, OpKind, Span
@@ -50,7 +50,8 @@ class _Stay:
 
 
 def check_timeline(  # noqa: PLR0913 each says what one run allows
-    spans: Sequence[Span], events: Sequence[Claim | LetGo], *, num_experts: int, capacity: int,
+    spans: Sequence[Span], events: Sequence[Claim | LetGo | Again], *,
+    num_experts: int, capacity: int,
     num_layers: int = 0, record_bytes: Sequence[int] = (), common_bytes: int = 0,
     budget_bytes: int | None = None, writes_back: bool = False, reads_unfinished: bool = False,
     queued: Collection[int] = (),
@@ -59,7 +60,8 @@ def check_timeline(  # noqa: PLR0913 each says what one run allows
 
     Args:
         spans: in the order of submission.
-        events: the events of `watch.watch_slots`; claims before the run are marked as placed.
+        events: those of `watch.watch_slots` and `watch.watch_again`; claims before the run are
+            marked as placed.
         num_layers: number of layers of the model; needed if records have several forms.
         record_bytes: bytes of a record in each form; without them, bytes are not checked.
         common_bytes, budget_bytes: bytes of all else on the device, and of the device.
@@ -110,8 +112,10 @@ class _Slots:
     current: dict[int, _Stay] = field(default_factory=dict)
     all: list[_Stay] = field(default_factory=list)
 
-    def stays(self, events: Sequence[Claim | LetGo]) -> list[_Stay]:
+    def stays(self, observed: Sequence[Claim | LetGo | Again]) -> list[_Stay]:
         self.owners: dict[int, int] = {}  # slot → key
+        self.repeated = {event.at for event in observed if isinstance(event, Again)}
+        events = [event for event in observed if not isinstance(event, Again)]
         self.unclaimed = self._of_kind(OpKind.LOAD)
         self.unread = self._of_kind(OpKind.WRITE_BACK)
         done = 0
@@ -131,7 +135,7 @@ class _Slots:
         """Return the spans of one kind by key, in order."""
         found: dict[int, list[int]] = defaultdict(list)
         for index, span in enumerate(self.spans):
-            if span.op.kind is kind:
+            if span.op.kind is kind and index not in self.repeated:
                 found[self._keys(span)[0]].append(index)
         return found
 

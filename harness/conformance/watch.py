@@ -1,8 +1,9 @@
-"""Observes a run from outside the engine: claims and releases of slots, and deferred experts."""
+"""Observes a run from outside the engine: slots, repeated copies, and deferred experts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from moebench.substrate.engine.transfers import Transfers
 from moebench.substrate.machines.protocol import Span
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
@@ -24,6 +25,27 @@ class LetGo(NamedTuple):
 
     before: int
     key: int
+
+
+class Again(NamedTuple):
+    """The span with this index copied a record once more (`Plan.again`), and claimed no slot."""
+
+    at: int
+
+
+def watch_again(transfers: Transfers, timeline: Timeline, events: list[Any]) -> None:
+    """Append an `Again` to the events of `watch_slots` for each later repeated copy."""
+    again = transfers.again
+
+    def copied(layer: int, expert: int, form: int = 0) -> Span:
+        span = again(layer, expert, form)
+        index = len(timeline.spans) - 1
+        while timeline.spans[index] is not span:
+            index -= 1
+        events.append(Again(index))
+        return span
+
+    transfers.again = copied  # type: ignore[method-assign]
 
 
 def watch_slots(cache: ExpertCache, timeline: Timeline) -> list[Any]:

@@ -130,9 +130,12 @@ def count_memory(
 def _kept(system: System, full: ModelShape, slots: int) -> int:
     """Return how many experts stay on the device of a system that maps the file of its weights.
 
-    The file's pages of experts that are never evicted may leave host memory.
+    The file's pages of experts that are never evicted may leave host memory.  A placement that is
+    trained counts as none: memory is counted before.
     """
     if system.runtime.pinned_copies is not False or not isinstance(system.evict, OnlyNamed):
+        return 0
+    if system.place.calibrates:
         return 0
     return len({*system.place.place(full, slots, system.scope)})
 

@@ -1,4 +1,4 @@
-"""The base class of each decision's policies."""
+"""The base class of each decision's policies, and which systems take which policies."""
 
 from moebench.substrate.engine.policies import (
     Admission,
@@ -8,6 +8,7 @@ from moebench.substrate.engine.policies import (
     Prefetching,
     Routing,
 )
+from moebench.systems.registry import policy_class, system_class
 
 KINDS = {
     "place": Placement,
@@ -17,3 +18,9 @@ KINDS = {
     "admit": Admission,
     "evict": Eviction,
 }
+
+
+def fits(system: str, decision: str, name: str) -> bool:
+    """Return whether a system takes a policy: records of several forms need one that knows them."""
+    several = len(system_class(system).forms) > 1
+    return not several or getattr(policy_class(decision, name), "takes_forms", True)

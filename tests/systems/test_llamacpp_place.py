@@ -3,13 +3,16 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.capacity import Budget
 from moebench.substrate.models.catalogue import find_shape
+from moebench.systems.llamacpp import CpuMoE
 from moebench.systems.llamacpp_place import (
+    ALIGNED_CONTEXT,
+    LEAST_CONTEXT,
     MIB,
     Fit,
     FitSplit,
@@ -24,17 +27,18 @@ from tests.harness.commands import call
 from tests.systems.views import shape
 
 #: Experts 30, in three matrices of 10; of 10 other bytes the router 1 and shared experts 3.
-LAYER = LayerBytes(10, 30, 3, router=1, shared=3)
-PLAIN = LayerBytes(10, 30)
-DENSE = LayerBytes(20, 0)
-TWO = LayerBytes(10, 30, 2, router=1, shared=4)
-HUGE = LayerBytes(10, 1000)
+LAYER = LayerBytes(10, 10, 10, 10, 1, 1, 1, 1)
+PLAIN = LayerBytes(10, 10, 10, 10)
+DENSE = LayerBytes(20)
+TWO = LayerBytes(10, 15, 0, 15, 1, 2, 0, 2)
+HUGE = LayerBytes(10, 334, 333, 333)
 
 # ----------------------------------------------------------------------------- the rule of --fit
 
-#: Output 5 and compute buffer 6: four layers of 40 take 165, their dense weights 51.
+#: Output 5 and, with any expert on the host, a buffer for copies of 6: four layers of 40 take 165,
+#: their dense weights 51.
 VECTORS = [
-    # Everything fits, and then there is no compute buffer for copies.
+    # Everything fits, and then there is no room for copies.
     ([LAYER] * 4, 165, FitSplit(0, 4)),
     # Three layers take 51 + 90 = 141.  UP of the fourth: 141 + 10 - 2 - 1; GATE: 141 + 20 - 1.
     ([LAYER] * 4, 164, FitSplit(0, 3, "GATE")),
@@ -64,31 +68,173 @@ VECTORS = [
     ([TWO] * 4, 155, FitSplit(0, 3, "GATE")),
     # No layer's experts fit, although all dense weights do: whole layers go.
     ([HUGE] * 4, 60, FitSplit(4, 0)),
-    ([LAYER] * 4, -7, FitSplit(4, 0)),
+    # The output takes 5 + 6.
+    ([LAYER] * 4, 11, FitSplit(4, 0)),
+    ([LAYER] * 4, 10, FitSplit(4, 0, output=False)),
+    ([LAYER] * 4, -7, FitSplit(4, 0, output=False)),
 ]
 
 
 @pytest.mark.parametrize(("layers", "target", "split"), VECTORS)
 def test_the_rule_by_hand(layers, target, split):
-    assert fit(layers, 5, 6, target) == split
+    assert fit(layers, 5, 0, target, copies=6) == split
+
+
+def test_point_1_fit_fills_from_the_front_and_n_cpu_moe_from_the_back():
+    # 51 of dense weights and room for two layers' experts: the first two with --fit.
+    assert fit([LAYER] * 4, 5, 0, 111, copies=6)[:2] == (0, 2)
+    place = CpuMoE()
+    offered = Budget(20 + 4 * 11 + 6 + 36, (10,) * 4, 1, 20, 5, 3)
+    place.homes(FOUR, offered)
+    assert {layer for layer, _ in place.place(FOUR, 14, "global")} == {2, 3}
+
+
+def test_point_2_the_margin_is_1024_mib_and_the_least_context_4096():
+    assert (Fit().margin, LEAST_CONTEXT, ALIGNED_CONTEXT) == (1024, 4096, 256)
+
+
+def test_point_3_full_layers_may_take_all_bytes_and_the_boundary_layer_one_less():
+    # Without router and shared experts ATTN takes as much as the dense weights: 141.
+    assert fit([PLAIN] * 4, 5, 0, 141, copies=6) == (0, 3, None, True)
+    assert fit([PLAIN] * 4, 5, 0, 142, copies=6) == (0, 3, "ATTN", True)
+    assert fit([PLAIN] * 4, 5, 0, 140, copies=6).full == 2
+
+
+def test_point_3_dense_layers_leave_the_host_from_the_back_to_the_front():
+    # The last layers' dense weights come first: 11 + 10 + 30 for the last layer alone.
+    assert [fit([LAYER] * 4, 5, 6, t).gpu_layers(4) for t in (50, 51, 60, 61, 71, 81)] == [
+        1, 2, 2, 3, 4, 5,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layer", "boundary"),
+    [
+        # 141 of 150 are taken; each matrix counts with its own bytes.
+        (LayerBytes(10, 8, 10, 12), "UP"),
+        (LayerBytes(10, 9, 9, 12), "ATTN"),  # 150 < 150 is false
+        (LayerBytes(10, 9, 9, 12, router=1), "UP"),  # the router leaves
+        (LayerBytes(10, 9, 9, 12, shared_gate=1), "UP"),
+        (LayerBytes(10, 9, 9, 12, shared_down=1), "UP"),
+        (LayerBytes(10, 9, 9, 12, shared_up=1), "ATTN"),  # it stays with UP
+        (LayerBytes(10, 4, 4, 22), "GATE"),
+        (LayerBytes(10, 4, 5, 21, router=9), "UP"),  # the router stays with GATE
+        (LayerBytes(10, 4, 5, 21, shared_down=1), "GATE"),
+    ],
+)
+def test_point_4_the_boundary_layer_moves_its_router_and_shared_experts(layer, boundary):
+    assert fit([*[LAYER] * 3, layer], 5, 6, 150) == (0, 3, boundary, True)
+
+
+def test_point_5_the_lowest_layer_on_the_device_keeps_its_experts():
+    # Only 20 of 51 bytes of dense weights fit beside one layer's experts: layers 0 to 2 are whole.
+    split = fit([LAYER] * 4, 5, 6, 51)
+    assert (split.whole, split.full, split.kept(3, 3)) == (3, 1, 3)
+
+
+def test_point_5_step_4_is_left_out_where_dense_weights_do_not_fit():
+    # 81 take all dense weights (51) and 30; at 51 nothing is left, and at 52 ATTN would fit.
+    dense = [LayerBytes(10, 1, 1, 1)] * 4
+    assert fit(dense, 5, 6, 51) == (1, 1, None, True)
+    assert fit(dense, 5, 6, 52) == (1, 3, None, True)
 
 
 @st.composite
 def models(draw):
     """Return layers of one number of matrices, output, compute buffer and target."""
     matrices = draw(st.sampled_from([2, 3]))
-    parts = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 40))
-    layers = [
-        LayerBytes(attention + router + shared, experts, matrices, router, shared)
-        for attention, router, shared, experts in draw(st.lists(parts, min_size=1, max_size=8))
-    ]
+    size = st.integers(0, 9)
+    more = st.integers(0, 15)
+    parts = st.tuples(size, *[more] * 3, *[size] * 4)
+    layers = []
+    for attention, up, gate, down, router, *shared in draw(st.lists(parts, min_size=1, max_size=8)):
+        with_gate = matrices == 3
+        shared[1] *= with_gate
+        dense = attention + router + sum(shared)
+        layers.append(LayerBytes(dense, up, gate * with_gate, down, router, *shared))
     whole = sum(one.dense + one.experts for one in layers)
     return (
         layers,
         draw(st.integers(0, 9)),
         draw(st.integers(0, 9)),
-        draw(st.integers(-5, whole + 9)),
+        draw(st.integers(-5, whole + 19)),
     )
+
+
+def remains(one: LayerBytes, kept: str) -> int:
+    """Return the bytes of a layer of which matrices (u, g) and perhaps the router (r) remain."""
+    shared = one.shared_up + one.shared_gate + one.shared_down
+    total = one.dense - one.router - shared + one.router * ("r" in kept)
+    total += (one.up + one.shared_up) * ("u" in kept)
+    return total + (one.gate + one.shared_gate) * ("g" in kept)
+
+
+def searched(layers: list[LayerBytes], output: int, compute: int, target: int):
+    """Restate the search of common/fit.cpp by false position, for one device.
+
+    Returns:
+        the entries on the device, those of them that overflow, and what the first of these keeps.
+    """
+    count = len(layers)
+
+    def used(entries: int, part: int, boundary: str = "MOE") -> int:
+        first = count + 1 - entries
+        overflows = first + entries - part
+        total = compute + (output if entries else 0)
+        total += sum(one.dense for one in layers[first:])
+        total += sum(one.experts for one in layers[first:overflows])
+        if boundary != "MOE" and overflows < count:
+            one = layers[overflows]
+            total += remains(one, {"UP": "u", "GATE": "ugr", "ATTN": ""}[boundary]) - one.dense
+        return total
+
+    def search(least: int, most: int, used_by) -> int:
+        """Return where false position ends: least fits, or is not checked."""
+        if used_by(most) <= target:
+            return most
+        while most - least > 1:
+            below, above = used_by(least), used_by(most)
+            gap = above - below
+            step = (most - least) * (target - below) // gap if gap > 0 else most - least - 1
+            middle = least + min(max(step, 1), most - least - 1)
+            if used_by(middle) <= target:
+                least = middle
+            else:
+                most = middle
+        return least
+
+    if used(count + 1, 0) <= target:
+        return count + 1, 0, "MOE"
+    entries = search(0, count + 1, lambda n: used(n, max(n - 1, 0)))
+    part = max(entries - 1, 0)
+    if used(count + 1, count + 1) >= target or entries < 2:
+        return entries, part, "MOE"
+    part = entries - search(entries - part, entries, lambda full: used(entries, entries - full))
+    if used(entries, part, "UP") < target:
+        return entries, part, "GATE" if used(entries, part, "GATE") < target else "UP"
+    return entries, part, "ATTN" if used(entries, part, "ATTN") < target else "MOE"
+
+
+@given(models())
+@settings(max_examples=600, deadline=None)
+def test_the_closed_form_is_what_the_search_finds(model):
+    layers, output, compute, target = model
+    count = len(layers)
+    sizes = [layers[i].experts + sum(x.dense for x in layers[i:]) for i in range(count)]
+    assume(all(a >= b for a, b in pairwise(sizes)))  # else several n can end the search
+    split = fit(layers, output, compute, target)
+    entries, part, boundary = searched(layers, output, compute, target)
+    assert split.gpu_layers(count) == entries
+
+    def on_device(layer: int) -> int:
+        return sum((layers[layer].up, layers[layer].gate, layers[layer].down))
+
+    # Layers without experts may count as full or not: compare what is on the device.
+    first = count + 1 - entries
+    full = [i for i in range(first, min(count, count + 1 - part)) if on_device(i)]
+    assert [i for i in range(split.whole, split.whole + split.full) if on_device(i)] == full
+    if part and first + entries - part < count:
+        assert (split.boundary or "MOE") == boundary
 
 
 @given(models())
@@ -96,9 +242,9 @@ def models(draw):
 def test_the_split_fits_and_one_more_layer_would_not(model):
     layers, output, compute, target = model
     split = fit(layers, output, compute, target)
-    everything = output + sum(one.dense + one.experts for one in layers)
+    everything = output + compute + sum(one.dense + one.experts for one in layers)
     if everything <= target:
-        assert split == (0, len(layers), None)
+        assert split == (0, len(layers), None, True)
         return
     assert 0 <= split.whole <= split.whole + split.full <= len(layers)
 
@@ -110,6 +256,7 @@ def test_the_split_fits_and_one_more_layer_would_not(model):
         assert used(whole, 1) > target
     if split.whole == len(layers):
         assert split.full == 0
+        assert split.output == (output + compute <= target)
         return
     assert split.full >= 1
     assert used(split.whole, split.full) <= target
@@ -118,22 +265,8 @@ def test_the_split_fits_and_one_more_layer_would_not(model):
         assert split.boundary is None
         return
     at = split.whole + split.full
-    if at == len(layers):
-        return
-    assert used(split.whole, split.full + 1) > target
-    layer, base = layers[at], used(split.whole, split.full) - layers[at].dense
-    kept = {name: split._replace(boundary=name).kept(at, layer.matrices) for name in ("UP", "GATE")}
-    sizes = {
-        "UP": base + layer.part(kept["UP"], False),
-        "GATE": base + layer.part(kept["GATE"], True),
-        "ATTN": base + layer.part(0, False),
-    }
-    if split.boundary is not None:
-        assert sizes[split.boundary] < target
-    if split.boundary in (None, "ATTN"):
-        assert sizes["UP"] >= target
-    if split.boundary == "UP":
-        assert sizes["GATE"] >= target
+    if at < len(layers):
+        assert used(split.whole, split.full + 1) > target
 
 
 @given(models(), st.integers(1, 50))
@@ -161,7 +294,7 @@ def test_more_memory_never_holds_fewer_bytes(model, more):
         (-9, 4096),
     ],
 )
-def test_an_unset_context_is_shrunk(target, context):
+def test_point_3_an_unset_context_is_shrunk(target, context):
     assert shrunk_context(131_072, 200, 1000, target) == context
     assert shrunk_context(2048, 200, 1000, target) == 2048
     assert shrunk_context(131_072, 1000, 1000, 600) == 4096
@@ -283,7 +416,9 @@ def test_layer_bytes_are_those_of_the_budget():
     first, second, *_ = layer_bytes(air, offered)
     assert (first.experts, first.router) == (0, 0)
     assert second.experts == 128 * offered.expert_bytes
-    assert second.shared == pytest.approx(air.shared_params / 2, rel=1e-3)
+    shared = second.shared_up + second.shared_gate + second.shared_down
+    assert shared == pytest.approx(air.shared_params / 2, rel=1e-3)
+    assert second.up == second.gate == pytest.approx(second.down, abs=2)
     assert second.dense == offered.layer_bytes[1] + offered.kv_layer_bytes
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UnknownNameError
+from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems.options import build
 from moebench.systems.registry import (
     DECISIONS,
@@ -18,7 +18,7 @@ from moebench.systems.registry import (
     policy_class,
     system_class,
 )
-from tests.systems.kinds import KINDS
+from tests.systems.kinds import KINDS, fits
 
 EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[decision]]
 
@@ -46,6 +46,10 @@ def test_every_policy(decision, name):
 @pytest.mark.parametrize(("decision", "name"), EVERY_POLICY)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_can_borrow_every_policy(system, decision, name):
+    if not fits(system, decision, name):
+        with pytest.raises(UsageError, match="a policy with takes_forms = True"):
+            build(system, {decision: name})
+        return
     borrowed = build(system, {decision: name})
     assert name_of(decision, borrowed.policies[decision]) == name
 

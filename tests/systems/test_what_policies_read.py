@@ -31,7 +31,14 @@ EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[d
 #: Options that decide what a policy reads, beside the defaults.
 VARIANTS = {
     ("assign", "balanced"): [{"by": "batch"}],
+    ("assign", "bandwidth-split"): [{"mode": "hybrid"}, {"mode": "cpu"}],
+    ("assign", "bandwidth-split-earlier"): [{"mode": "hybrid"}],
     ("assign", "hybrid"): [{"threshold": 1, "update": True}, {"defer": 1}],
+    ("assign", "hybrid-chunked"): [
+        {"threshold": 1, "update": True, "chunk": 2},
+        {"defer": 1},
+        {"threshold": 3, "chunk": 3},
+    ],
     ("prefetch", "top-score"): [{"predict": "gate"}],
     ("route", "expert-cache"): [{"refine": True}],
 }

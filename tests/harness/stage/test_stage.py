@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from moebench.harness.stage.memory import _kept
 from moebench.harness.stage.simulated import loading_ns, threads_notes, threads_used
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import load_profile
@@ -80,3 +81,11 @@ def test_threads_of_the_host_are_at_most_its_cores(
     assert bool(notes) == bool(said)
     assert all(note.startswith(said) for note in notes)
     assert build("fiddler").runtime.threads is None
+
+
+def test_a_mapped_file_may_leave_what_the_device_keeps_but_not_what_training_decides() -> None:
+    fixed = build("llamacpp", {"place": "by-id"})
+    assert _kept(fixed, OLMOE, 40) == 40
+    trained = build("llamacpp", {"place": "popular"})  # its experts are known after training
+    assert _kept(trained, OLMOE, 40) == 0
+    assert _kept(build("llamacpp", {"place": "by-id", "pinned_copies": "true"}), OLMOE, 40) == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from moebench.harness.conformance.watch import Claim, LetGo, watch_slots
+from moebench.harness.conformance.watch import Again, Claim, LetGo, watch_again, watch_slots
 from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
@@ -339,7 +339,7 @@ class Rig:
     timeline: Timeline
     tier: Tier
     #: What happened to slots, in order.
-    events: list[Claim | LetGo]
+    events: list[Claim | LetGo | Again]
     #: Control time at which each needed load was submitted, and its span on its first lane.
     needed: list[tuple[int, Span]]
     #: On which lane and when the turn of each speculative prefetch came.
@@ -411,6 +411,7 @@ def rig(
     system.observe = observed  # type: ignore[method-assign]
     engine = Engine(system, model, machine, cache, timeline, homes, streams_from_disk)
     turns = watch_turns(engine.transfers)
+    watch_again(engine.transfers, timeline, events)
     engine.start()
     events[:] = [claim._replace(placed=True) for claim in events]
     return Rig(engine, machine, cache, timeline, tier, events, needed, turns, phases)

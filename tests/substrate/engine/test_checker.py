@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from moebench.harness.conformance.invariants import check_order, check_timeline
+from moebench.harness.conformance.invariants import BrokenError, check_order, check_timeline
+from moebench.harness.conformance.watch import Again
 from moebench.substrate.engine.decisions import Fetch, Plan, fetches, split
 from moebench.substrate.machines.protocol import Lane, OpKind, Span
 from tests.substrate.engine.fakes import Rig, small_shape
@@ -36,6 +37,20 @@ def move(span: Span, by_ns: int) -> None:
 
 
 # ----------------------------------------------------------------------------- slots
+
+
+def test_a_repeated_copy_needs_no_slot_of_its_own():
+    plan = Plan([0, 2], load=fetches(0, [2]), again=[2, 2])
+    place = Placed(pairs=[(0, 0), (0, 1)])
+    made = system(place=place, assign=Plans(by=lambda view, active: plan))
+    ran = run(made, model_of(ONE, [[[(0, 2)]]]), slots=4)
+    assert [event.at for event in ran.events if isinstance(event, Again)] == [
+        index for index, span in enumerate(ran.spans) if span.op.kind is OpKind.LOAD
+    ][1:]  # fmt: skip
+    check(ran)
+    ran.events[:] = [event for event in ran.events if not isinstance(event, Again)]
+    with pytest.raises(BrokenError, match="a transfer had no slot to go to"):
+        check(ran)
 
 
 def exchanged() -> Rig:

@@ -190,6 +190,8 @@ OTHERS: list[tuple[str, dict[str, str], int]] = [
         {"assign.threshold": "4", "assign.update": "true", "place": "by-id"},
         EXPERTS + 3,
     ),
+    ("kt-kernel", {"assign.threshold": "4", "assign.update": "true"}, EXPERTS + 3),
+    ("exllamav3-mcs", {"place": "tail-on-host", "admit": "hit-sweep", "admit.interval": "1"}, 12),
 ]
 
 
@@ -361,6 +363,12 @@ LINKED: list[tuple[str, dict[str, str], int]] = [
         {"assign.threshold": "4", "assign.update": "true", "place": "by-id"},
         EXPERTS + 3,
     ),
+    (
+        "kt-kernel",
+        {"assign.threshold": "2", "assign.chunk": "2", "assign.update": "true"},
+        EXPERTS + 3,
+    ),
+    ("exllamav3-mcs", {"place": "tail-on-host", "admit.ratio": "0.5"}, 12),
 ]
 
 
