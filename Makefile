@@ -24,7 +24,7 @@ SEED ?= 1
 COUNT ?= 150
 
 .PHONY: run test wheels test-native test-trackers fuzz faults mutants differential fit ablation \
-  native opencompass check lint format bench card docs reproduction lock browser libaio clean
+  native opencompass check lint format bench card docs reproduction field lock browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -118,6 +118,10 @@ docs: $(DOCS)/installed
 # The pages of the papers' claims, from results/claims/: docs/reproduction.md and below it.
 reproduction: $(VENV)/installed
 	@$(BIN)/python -m moebench.reports.reproduction
+
+# The page of the field sweep, from results/field/: docs/field.md.
+field: $(VENV)/installed
+	@$(BIN)/python -m moebench.reports.field
 
 # Writes the locks again, after pyproject.toml or constraints.txt has changed: the versions of
 # constraints.txt, with the hashes of every file that the package index has of them.  torch is left

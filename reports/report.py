@@ -7,11 +7,12 @@ from typing import NamedTuple
 from moebench.reports.compare.conditions import NO_SETTINGS, Settings, lacks
 from moebench.reports.compare.tables import Comparisons, comparisons, matrix
 from moebench.reports.compare.text import text_table as comparison_table
-from moebench.reports.sections import accuracy, claims, evaluations, failures
+from moebench.reports.sections import accuracy, claims, evaluations, failures, field
 from moebench.reports.sections.runs import runs_table
 from moebench.reports.text import MISSING, TextTable, counted, text_table
 from moebench.results.claims import PaperResult
 from moebench.results.document import Document
+from moebench.results.field import rows_of
 from moebench.results.store import Cell
 
 COMPARED = (
@@ -93,6 +94,9 @@ def report(
     if why := failures.reasons(failed):
         headers = failures.REASON_HEADERS
         tables.append(("not-possible", text_table("not possible here", headers, why)))
+    if best := field.lines(rows_of(named, failed)):
+        shown = text_table(field.TITLE, field.HEADERS, best, notes=[field.caption()])
+        tables.insert(0, ("field", shown))
     return Report(_by_name(tables), compared.left_out, compared)
 
 

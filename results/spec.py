@@ -80,6 +80,7 @@ WHY: dict[Kind, str] = {
     "replayed": "{option} and --routing replayed: routing is replayed, no answer is computed",
     "drawn": "{option} and --routing drawn: routing is replayed, nothing is computed",
     "real": "{option} and --routing real: routing is replayed, nothing is computed",
+    "local": "{option} and --machine local: no text of that length is computed there",
     "evaluated": "{name}: an evaluator chooses its questions and how they are put",
 }
 
@@ -154,7 +155,7 @@ class RunSpec(Extensible):
     Two runs with equal specs, code and data give equal results; the spec's hash is the run's id.
     """
 
-    NEWER: ClassVar[frozenset[str]] = frozenset({"quant"})
+    NEWER: ClassVar[frozenset[str]] = frozenset({"quant", "context"})
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -212,6 +213,11 @@ class RunSpec(Extensible):
         help="Tokens to generate per prompt.", detail="At most, where an answer may end earlier.",
         part="condition", rank=2, named=True, own="replay", axis="new_tokens",
         on=EVERY - {"evaluated"})] = 64
+    context: Annotated[int, Field(ge=0, le=MOST), Option(
+        help="Tokens in the KV cache before each prompt, in a replay.",
+        detail="They take memory and attention reads them; their prefill is not simulated.",
+        part="place", own="replay", axis="contexts",
+        on=EVERY - {"local", "card", "native", "evaluated"})] = 0
     cache_ratio: Annotated[float | None, Field(gt=0, le=1), Option(
         help="Share of the routed experts that fit on the device, 0 to 1.",
         detail="A share of all routed experts; without it or `slots` they fill the memory.",

@@ -39,7 +39,7 @@ Deviations and readings:
 - The weights of Eq. 3 are not published: the authors minimise the cost of misses on calibration
   texts.  The default is equal weights; they are divided by their sum.
 - The share of memory for low-precision experts is not published, only that it is the smaller part.
-  moebench gives it a fifth of the bytes.
+  Here it has a fifth of the bytes.
 - moebench has no int2.  Where a run stores experts at 4 bits, both forms have about the same bytes.
 - Weights are the gate's scores of the chosen experts.  For biased sigmoid and SparseMixer gates
   they differ from the weights by which outputs are multiplied.

@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     batch: int
     prompts: int
     new_tokens: int
+    context: int
     capacity: float
     slots: int
     allow_overcommit: bool

@@ -1,22 +1,25 @@
 """Errors of predictions by kind of machine and system, and what has moved in them.
 
 The file that ships (`results.published_errors`) has the scores of the rows that ship, in sample and
-with machine and author left out, and for each kind the left-out errors of its figures.
+with machine and author left out, for each kind the left-out errors of its figures, and the left-out
+errors of ratios of two engines' rates on one machine.
 """
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from moebench.harness.published.case import Unpredictable, case_of
 from moebench.harness.published.constants import fold
+from moebench.harness.published.engines import engine_named
 from moebench.harness.published.prediction import Prediction
 from moebench.harness.published.rows import Row
-from moebench.harness.published.score import summary
+from moebench.harness.published.score import compared, ratio, summary
 from moebench.results.published_errors import kind
 
 #: Fewest figures, and machines with author, from which the error of a kind is known.
@@ -41,6 +44,7 @@ def document(
         "in_sample": summary(rows, in_sample),
         "left_out": summary(rows, left_out),
         "kinds": _kinds(rows, left_out),
+        "ratios": _ratios(rows, left_out),
     }
 
 
@@ -64,6 +68,45 @@ def _kinds(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[str, 
                 "within_80": math.exp(float(np.quantile(errors, 0.8))),
             }  # fmt: skip
     return dict(kinds)
+
+
+def _ratios(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Return the error of the ratio of two engines' decode rates on one machine.
+
+    A pair is two rows of a group that name engines of different rules.  Each group counts as much
+    as any other, because a few have most of the pairs.
+    """
+    groups: dict[str, list[tuple[Row, float]]] = defaultdict(list)
+    for row, one in compared(rows, predictions):
+        if one.phase == "decode" and row.group.strip():
+            groups[row.group].append((row, math.log(ratio(one))))
+    errors = {name: found for name, ones in groups.items() if (found := [*_pairs(ones)])}
+    if not errors:
+        return {}
+    each = [(error, 1 / len(found)) for found in errors.values() for error in found]
+    return {
+        "decode": {
+            "pairs": len(each), "groups": len(errors),
+            "machines": len({fold(groups[name][0][0]) for name in errors}),
+            "median_error": math.expm1(_weighted(each, 0.5)),
+            "within_80": math.exp(_weighted(each, 0.8)),
+        }
+    }  # fmt: skip
+
+
+def _pairs(ones: Sequence[tuple[Row, float]]) -> Iterator[float]:
+    """Yield the error of each ratio of two engines, from the logarithms of the rates' errors."""
+    for (row, off), (other, other_off) in combinations(ones, 2):
+        if engine_named(row.system) != engine_named(other.system):
+            yield abs(off - other_off)
+
+
+def _weighted(values: Sequence[tuple[float, float]], share: float) -> float:
+    """Return the least value up to which the weights are a share of all weights."""
+    ordered = sorted(values)
+    limit = share * sum(weight for _, weight in ordered) * (1 - 1e-12)
+    sums = np.cumsum([weight for _, weight in ordered])
+    return ordered[min(int(np.searchsorted(sums, limit)), len(ordered) - 1)][0]
 
 
 def _kind_of(row: Row) -> str | None:

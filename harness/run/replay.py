@@ -284,7 +284,8 @@ def _of_the_law(spec: RunSpec) -> str:
     return (
         f"no scale model and no recorded routing of {spec.model}: drawn by a law with the medians "
         f"of eight recorded families (correlation of rows {LAW.lasting:g}, of neighbours "
-        f"{LAW.next:g}); prompts are counted by the scale models' tokenizer"
+        f"{LAW.next:g}, predictions of a recall of {LAW.recipe.recall:g}); prompts are counted by "
+        "the scale models' tokenizer"
     )
 
 

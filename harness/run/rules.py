@@ -418,6 +418,16 @@ def _check_values(draft: Draft) -> None:
         raise UsageError(f"{flag} {brief_word(detail['input'])}: {detail['msg']}") from error
 
 
+def _check_context(draft: Draft) -> None:
+    """Refuse cached tokens that nobody has computed, where a model computes."""
+    spec = draft.spec
+    if spec.context and not spec.replays:
+        raise UsageError(
+            f"--context {spec.context}: a model that computes would have to read these tokens "
+            "first; allowed with --routing replayed, drawn or real, or with --trace"
+        )
+
+
 def _check_batches(draft: Draft) -> None:
     """Refuse a number of prompts that is not a multiple of the batch size."""
     spec = draft.spec
@@ -447,5 +457,6 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     _replay_trace, _model_of_weights, _need_model_and_machine, _choose_bits,
     _draw_without_scale_model, _replay_recordings,
     _choose_workload, _length_of_answers, _count_examples,
-    _set_alpha, _build, _fill_batches, _check_values, _check_batches, _check_model,
+    _set_alpha, _build, _fill_batches, _check_values, _check_context, _check_batches,
+    _check_model,
 )  # fmt: skip

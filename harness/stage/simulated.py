@@ -87,7 +87,14 @@ class SimulatedKind:
             list(zip(more, costs.form_bytes[1:], strict=True)),
         )  # fmt: skip
         engine = Engine(
-            system, model, machine, cache, timeline, capacity.homes, capacity.streams_from_disk
+            system,
+            model,
+            machine,
+            cache,
+            timeline,
+            capacity.homes,
+            capacity.streams_from_disk,
+            spec.context,
         )
         total = len(shape.moe_layers) * shape.num_experts
         return Stage(

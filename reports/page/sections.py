@@ -15,11 +15,13 @@ from moebench.reports.sections import (
     evaluations,
     failures,
     fidelity,
+    field,
 )
 from moebench.reports.sections import history as over_commits
 from moebench.reports.sections.components import HEADERS, table
 from moebench.results.claims import Exhibit, PaperResult
 from moebench.results.document import Document
+from moebench.results.field import rows_of
 from moebench.results.store import Cell
 
 #: Sections that always hold what ships with moebench.
@@ -67,7 +69,17 @@ def tables(
     Args:
         equal_memory: all systems at equal memory, for the section of claims.
     """
+    of_field = rows_of(runs, failed)
     found = [
+        Section(
+            "field",
+            field.TITLE,
+            [
+                Part("", field.HEADERS, field.lines(of_field)),
+                Part(field.SUMMARY_TITLE, field.SUMMARY, field.summary(of_field)),
+            ],
+            field.caption() if of_field else "",
+        ),
         Section(
             "fidelity",
             "Simulated and measured times",

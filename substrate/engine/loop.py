@@ -65,14 +65,17 @@ class Engine:
     Args:
         homes: where each layer's non-expert weights are, and the head; empty is the device for all.
         streams_from_disk: whether streamed non-expert weights are read from the disk.
+        cached: tokens that each text's KV cache holds before its prompt; nothing computes them.
     """
 
     def __init__(
         self, system: System, model: Model, machine: Machine, cache: ExpertCache,
         timeline: Timeline, homes: Sequence[Home] = (), streams_from_disk: bool = False,
+        cached: int = 0,
     ) -> None:  # fmt: skip
         self.system, self.model, self.machine = system, model, machine
         self.cache, self.timeline, self.homes = cache, timeline, homes
+        self._cached = cached
         self.tally = Tally()
         #: Entered for each batch, to measure what the machine's clock does not, such as energy.
         self.measured_by: AbstractContextManager[object] = nullcontext()
@@ -192,6 +195,7 @@ class Engine:
             self._lengths = [n + 1 for n in self._lengths]
         # Each row of a prompt attends to all positions up to its own, a decoded row to all.
         pairs = sum(n * (n + 1) // 2 if prefill else n for n in self._lengths)
+        pairs += self._cached * rows
         self._ops.begin(self.system.assign.host_copies(rows))
         self._ahead: Ahead | None = None
         self._carried: Sequence[Span] = ()
@@ -199,7 +203,7 @@ class Engine:
             phase=phase,
             sequences=tuple(self._lengths) if prefill else (1,) * len(self._lengths),
             rows=rows,
-            context=sum(self._lengths),
+            context=sum(self._lengths) + self._cached * len(self._lengths),
             pairs=pairs,
         )
 

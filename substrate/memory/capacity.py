@@ -118,7 +118,8 @@ class Request:
             number is bits per weight.
         expert_precision: the precision of routed experts in this system, if it differs.
         expert_dtype: the quantised format of routed experts in any system of the run.
-        kv_tokens: cached tokens over the whole batch.
+        kv_tokens: cached tokens of each text of the batch.
+        texts: of the batch.
         homes: returns where each layer's non-expert weights are, and optionally the head's; None is
             the device.
         cache_ratio, slots: routed experts on the device, as a share or in number, if all non-expert
@@ -142,6 +143,7 @@ class Request:
     shape: ModelShape
     precision: Precision | float
     kv_tokens: int
+    texts: int = 1
     expert_precision: Precision | None = None
     expert_dtype: ExpertDtype | float | None = None
     homes: Callable[[Budget], Sequence[Home]] | None = None
@@ -189,7 +191,7 @@ class Request:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the whole KV cache."""
-        return self.kv_tokens * self.shape.kv_bytes_per_token()
+        return self.texts * self.shape.kv_bytes(self.kv_tokens)
 
     def host_bytes(self, held: int) -> int:
         """Return the host's memory, without what the device holds of a shared memory, in bytes."""

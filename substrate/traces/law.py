@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moebench.substrate.traces.recipes import SynthesisRecipe
+from moebench.substrate.traces.recipes import RECALL, SynthesisRecipe
 
 #: Correlation of neighbouring rows that fades from one row to the next: the median, over families,
 #: of what remains at distance 2.
@@ -46,10 +46,10 @@ class Law(NamedTuple):
 
     @property
     def recipe(self) -> SynthesisRecipe:
-        """The recipe that draws such routing; it draws no predictions."""
+        """The recipe that draws such routing, and predictions with the default recall."""
         return SynthesisRecipe(
             static=self.lasting, ar1=(self.next - self.lasting) / FADING, rho=FADING,
-            common=COMMON, prefill=PREFILL, spread=SPREAD,
+            common=COMMON, prefill=PREFILL, recall=RECALL, spread=SPREAD,
         )  # fmt: skip
 
 

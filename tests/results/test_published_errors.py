@@ -38,3 +38,21 @@ def test_damaged_errors_are_refused(tmp_path) -> None:
         file.write_text(text)
         with pytest.raises(InputError, match="make fit"):
             published_errors.shipped_errors(file)
+
+
+def test_a_system_that_nobody_measured_has_the_largest_error_of_such_machines() -> None:
+    kinds = published_errors.shipped_errors()["kinds"]
+    own = published_errors.rate_error("llamacpp", profile("rtx-3090+ryzen-5950x"))
+    assert own.checked
+    assert own.factor == kinds["llamacpp, ggml, desktop"]["decode"]["within_80"]
+    other = published_errors.rate_error("smoe", profile("rtx-3090+ryzen-5950x", "hf-eager"))
+    assert (other.checked, other.of) == (False, "desktop")
+    of_desktops = [one["decode"]["within_80"] for name, one in kinds.items() if "desktop" in name]
+    assert other.factor == max(of_desktops)
+    assert published_errors.ratio_error() > 1
+
+
+def test_a_kind_of_machine_without_any_error_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(published_errors, "shipped_errors", lambda: {"kinds": {}})
+    with pytest.raises(InputError, match="no errors of machines of the kind desktop"):
+        published_errors.rate_error("llamacpp", profile("rtx-3090+ryzen-5950x"))

@@ -141,8 +141,8 @@ VALUES: dict[str, Any] = {
     "allow_overcommit": True,
     "emulated_link_gb_s": 4.0, "page_cache": "keep", "device": "cpu", "seed": 0,
     "scoring": "generation", "few_shot": 1, "plain_prompts": True, "calibrate_from": "gsm8k",
-    "calibrate_texts": 3, "routing": "drawn", "trace": TRACE, "reconstruct_scores": True,
-    "alpha": 0.3,
+    "calibrate_texts": 3, "context": 8, "routing": "drawn", "trace": TRACE,
+    "reconstruct_scores": True, "alpha": 0.3,
 }  # fmt: skip
 
 REFUSED = [

@@ -58,9 +58,7 @@ EXPLANATIONS = {
         "Recordings agree with what is drawn: 36 % for OLMoE and 38 % for gpt-oss-20b "
         "(docs/caches.md), and with either LFU. The paper names neither its LFU nor its cache size."
     ),
-    "F-5": (
-        "The paper does not name the cache size; the one with Belady's 86 % was taken."
-    ),
+    "F-5": ("The paper does not name the cache size; the one with Belady's 86 % was taken."),
     "F-7 Qwen3": "Not known; the recording of Qwen3 (156 tokens) lies between the two.",
     "F-7 OLMoE": _MODEL,
     "F-9 Algorithm 1": (

@@ -37,3 +37,25 @@ def test_what_moved_is_better_or_worse() -> None:
     assert not better.worse
     (less,) = errors.moved(scores(), scores(kendall_tau=0.4))
     assert less.worse
+
+
+def pair(group: str, first: float, second: float, system: str = "ik_llama.cpp") -> list[Row]:
+    """Return two rows of one group: llama.cpp and another system, with measured rates."""
+    ids = f"{group}-1", f"{group}-2"
+    of = {"group": group, "prefill_tok_s": ""}
+    other = {"id": ids[1], "decode_tok_s": str(second), "system": system}
+    return [Row(**CELLS | of | {"id": ids[0], "decode_tok_s": str(first)}),
+            Row(**CELLS | of | other)]  # fmt: skip
+
+
+def test_the_error_of_ratios_is_of_two_engines_and_groups_count_equally() -> None:
+    """All are predicted at 10: the ratios are 1, measured 2, 1.5 and, five times, 1.1."""
+    of = [*pair("a", 20, 10), *pair("b", 15, 10), *pair("c", 11, 10)]
+    of += [one.model_copy(update={"id": f"{one.id}{n}"}) for n in range(4) for one in of[5:6]]
+    at_ten = [one._replace(predicted=10.0) for one in predicted(of)]
+    found = errors.document(of, at_ten, at_ten)["ratios"]["decode"]
+    assert (found["pairs"], found["groups"], found["machines"]) == (7, 3, 1)
+    assert found["median_error"] == pytest.approx(0.5), "a third of the weight is below 1.5"
+    assert found["within_80"] == pytest.approx(2.0)
+    alike = pair("a", 20, 10, "ollama")
+    assert errors.document(alike, predicted(alike), predicted(alike))["ratios"] == {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moebench.harness.run.rules import resolve
-from moebench.harness.sweep.plan import cells_from_file, expand
+from moebench.harness.sweep.plan import CATALOGUE, cells_from_file, expand
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.substrate.traces.catalogue import SHIPPED
@@ -142,7 +142,7 @@ def test_missing_sweep_file_lists_shipped_sweeps() -> None:
     called = call("sweep", "no.yaml")
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert (
-        "no such file; sweeps that ship: daop, duoserve, flashmoe, routing, smoe-ablation, "
+        "no such file; sweeps that ship: daop, duoserve, field, flashmoe, routing, smoe-ablation, "
         "smoe-window, standard" in called.err
     )
 
@@ -254,3 +254,19 @@ def test_daops_sweep_has_the_lengths_of_its_figures() -> None:
 
 
 DAOPS = ("daop", "daop (shipped)", "moe-ondemand")
+
+
+def test_the_field_has_llamacpps_fit_at_every_place() -> None:
+    cells = cells_from_file(Path("field"), None)
+    places = {(one.machine, one.model, one.quant, one.context) for one in cells}
+    fits = [one for one in cells if one.overrides == {"place": "fit"}]
+    assert len(fits) == len(places) == 6 * 5 * 2
+    assert {one.context for one in cells} == {2048, 32768}
+    assert {one.batch for one in cells} == {1}
+
+
+def test_a_sweep_with_an_unknown_system_is_refused(tmp_path: Path) -> None:
+    text = (CATALOGUE / "field.yaml").read_text("utf-8")
+    (tmp_path / "f.yaml").write_text(text.replace("system: fiddler", "system: fidler"), "utf-8")
+    with pytest.raises(UsageError, match="nearest: fiddler"):
+        cells_from_file(tmp_path / "f.yaml", None)
