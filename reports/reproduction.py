@@ -121,7 +121,7 @@ def _won(row: Sequence[str]) -> list[str]:
 
 def full_tables(result: PaperResult, linked: bool = True) -> str:
     """Return all tables of a paper's claims as Markdown."""
-    parts = [f"# The claims of {plain(result.title)}, measured here", ""]
+    parts = [f"# {plain(result.title)}: all claims, measured here", ""]
     if linked:
         parts += [GENERATED, "The front page: [the papers' claims](../reproduction.md).", ""]
     parts += [plain(made(result)), "", f"{summary([result])}.", "", plain(CAPTION), ""]
