@@ -14,7 +14,7 @@ src/llama-moecache.cpp.
       then schedule
     max_inserts 2                          ``admit.uploads_per_layer``
     slot_last_use                          LayerLRU (``evict=layer-lru``)
-    hits on the device, misses on the      Published (``assign=published``), ``assign.max_batch``
+    hits on the device, misses on the      PublishedCopies (``assign=published-copies``), ``assign.max_batch``
       host
 
 Each layer has N slots.  A layer remembers which experts a step missed, each once, in the order of
@@ -145,7 +145,7 @@ class LayerSlots(Split):
 
 
 @dataclass(kw_only=True)
-class Published(HostOrCopy):
+class PublishedCopies(HostOrCopy):
     """Computes published experts on the device and all others on the host.
 
     Attributes:
@@ -331,7 +331,7 @@ class LlamaCppCappedLRU(LlamaCpp):
     paper = "ggml-org/llama.cpp PR 27861"
 
     place: Placement = field(default_factory=LayerSlots)
-    assign: Assignment = field(default_factory=Published)
+    assign: Assignment = field(default_factory=PublishedCopies)
     evict: Eviction = field(default_factory=LayerLRU)
     admit: Admission = field(default_factory=Capped)
     overlap: bool = True
@@ -339,10 +339,10 @@ class LlamaCppCappedLRU(LlamaCpp):
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Keep slots free for copies of prompts; let the host compute what is not published."""
         spare = min(staging(shape), cache.slots) if cache.scope == "global" else 0
-        if isinstance(self.evict, LayerLRU) and isinstance(self.assign, Published):
+        if isinstance(self.evict, LayerLRU) and isinstance(self.assign, PublishedCopies):
             self.evict.transient, self.evict.serves = spare, self.assign.serves
         super().start(shape, cache)
         if isinstance(self.admit, Capped):
             self.admit.slots_of = self.evict.slots_of if isinstance(self.evict, LayerLRU) else None
-            if isinstance(self.assign, Published):
+            if isinstance(self.assign, PublishedCopies):
                 self.assign.published = self.admit.published

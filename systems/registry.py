@@ -178,7 +178,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "load": ("policies.assign", "LoadAll"),
         "host-or-copy": ("llamacpp", "HostOrCopy"),
         "beside-host": ("llamacpp_moe_cache", "BesideHost"),
-        "published": ("llamacpp_capped_lru", "Published"),
+        "published-copies": ("llamacpp_capped_lru", "PublishedCopies"),
         "one-use": ("policies.assign", "LoadForOneUse"),
         "host": ("policies.assign", "HostAll"),
         "balanced": ("policies.assign", "Balanced"),

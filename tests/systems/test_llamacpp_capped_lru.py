@@ -15,7 +15,7 @@ from moebench.systems.llamacpp_capped_lru import (
     LayerLRU,
     LayerSlots,
     LlamaCppCappedLRU,
-    Published,
+    PublishedCopies,
     pending,
     schedule,
 )
@@ -68,7 +68,7 @@ class Driver:
     def __init__(self, n, uploads=2, max_batch=4):
         self.system = LlamaCppCappedLRU(
             admit=Capped(uploads_per_layer=uploads, max_batch=max_batch),
-            assign=Published(max_batch=max_batch),
+            assign=PublishedCopies(max_batch=max_batch),
         )
         # A third of eight experts, three slots, is for copies of prompts.
         self.cache = ExpertCache(MODEL, n * LAYERS + 3, "global", Tier("device", 0), 0)
