@@ -14,8 +14,8 @@ src/llama-moecache.cpp.
       then schedule
     max_inserts 2                          ``admit.uploads_per_layer``
     slot_last_use                          LayerLRU (``evict=layer-lru``)
-    hits on the device, misses on the      PublishedCopies (``assign=published-copies``), ``assign.max_batch``
-      host
+    hits on the device, misses on the      PublishedCopies (``assign=published-copies``),
+      host                                   ``assign.max_batch``
 
 Each layer has N slots.  A layer remembers which experts a step missed, each once, in the order of
 the rows.  At the end of the step copies that have ended are published.  Then the last two misses,

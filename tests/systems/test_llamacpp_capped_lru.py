@@ -372,7 +372,7 @@ def test_the_system_and_its_policies():
     assert (made.overlap, made.admit.uploads_per_layer, made.assign.max_batch) == (True, 3, 4)
     assert type(made.evict) is LayerLRU
     # With other policies residents are served, and every layer.
-    other = build("moe-ondemand", {"assign": "published"})
+    other = build("moe-ondemand", {"assign": "published-copies"})
     other.assign.start(MODEL, ExpertCache(MODEL, 8, "global", Tier("device", 0), 0))
     seen = view([[1 / EXPERTS] * EXPERTS], 2, [3], own=[[3, 1]])
     assert other.assign.assign(seen, active(seen)).device == [3]
