@@ -40,7 +40,7 @@ Deviations and readings:
   texts.  The default is equal weights; they are divided by their sum.
 - The share of memory for low-precision experts is not published, only that it is the smaller part.
   Here it has a fifth of the bytes.
-- moebench has no int2.  Where a run stores experts at 4 bits, both forms have about the same bytes.
+- There is no int2 here.  Where a run stores experts at 4 bits, both forms are about as large.
 - Weights are the gate's scores of the chosen experts.  For biased sigmoid and SparseMixer gates
   they differ from the weights by which outputs are multiplied.
 - An expert that is needed at low precision and is on the device at high precision is used as it is.

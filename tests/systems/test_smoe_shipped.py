@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from moebench.substrate.engine.decisions import Plan, fetches
+from moebench.substrate.engine.system import AdmitAll
 from moebench.systems.options import build
 from moebench.systems.registry import system_class
 from moebench.systems.smoe_shipped import (
@@ -272,7 +273,7 @@ def test_shipped_smoe_uses_its_policies():
     system = build("smoe", {}, "shipped")
     assert type(system) is system_class("smoe", "shipped") is ShippedSMoE
     assert list(map(type, system.policies.values())) == [
-        PlaceByLayer, SetOrderRouter, OneEnded, FirstPredicted, LoadOrder,
+        PlaceByLayer, SetOrderRouter, OneEnded, FirstPredicted, AdmitAll, LoadOrder,
     ]  # fmt: skip
     assert (system.alpha, system.evict.window) == (0.25, None)
     assert system.synchronises

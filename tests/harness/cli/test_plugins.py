@@ -78,7 +78,7 @@ def test_it_is_listed_and_nothing_of_it_is_imported():
     called = call("list", "systems", "--json")
     rows = {row["system"]: row for row in called.json}
     about = "of moebench-newest 0.3: Keeps the newest experts"
-    assert rows["newest"] == {"system": "newest", "what": about, "shipped": None}
+    assert rows["newest"] == {"system": "newest", "what": about, "shipped": None, "earlier": None}
     assert rows["needs-nosuch"]["what"] == about
     assert "substitute" in rows["smoe"]["what"]
     assert called.err.count("\n") == 1

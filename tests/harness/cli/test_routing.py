@@ -64,6 +64,7 @@ def options(system: str) -> tuple[str, ...]:
 #: What a drawn or imported trace lacks, by the system that reads it.
 LACKING = {
     "finemoe": "holds no embeddings", "hybrimoe": "1 MoE layer(s) ahead; prefetch=impact reads 3",
+    "hobbit": "1 MoE layer(s) ahead; prefetch=stacked-gates reads 2",
     "promoe": "holds no hidden states",
 }  # fmt: skip
 

@@ -83,7 +83,7 @@ def test_expert_figures() -> None:
         active=8, hits=4, in_flight=1, begun=7, loads=1, host=2, host_resident=1, deferred=1,
         unchosen=3, replaced=2, prefetched=4, prefetched_top_score=3, prefetched_active=2,
         prefetched_used=1, asked=4, asked_all=1, asked_any=3, routed_ahead=8, routed_ahead_right=6,
-        degraded=2, lingering=2,
+        degraded=2, lingering=2, uploaded=3, uploads_refused=1,
     )  # fmt: skip
     counts = {"prefill": Counts(active=3, loads=3), "decode": decode}
     found = expert_figures(cast(Engine, SimpleNamespace(tally=SimpleNamespace(by_phase=counts))))
@@ -101,11 +101,15 @@ def test_expert_figures() -> None:
             "active": 3, "hits": 0, "in_flight": 0, "begun": 0, "loads": 3, "host": 0,
             "host_resident": 0, "deferred": 0, "unchosen": 0, "replaced": 0,
             "lingering": 0,
+            "uploaded": 0,
+            "uploads_refused": 0,
         },
         "decode": {
             "active": 8, "hits": 4, "in_flight": 1, "begun": 7, "loads": 1, "host": 2,
             "host_resident": 1, "deferred": 1, "unchosen": 3, "replaced": 2,
             "lingering": 2,
+            "uploaded": 3,
+            "uploads_refused": 1,
         },
     }  # fmt: skip
 

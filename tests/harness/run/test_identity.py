@@ -24,7 +24,7 @@ BASE = {"system": "smoe", "machine": "a6000", "model": "m", "workload": "arithme
 OTHER_VALUES = {
     "system": "gpu-only", "variant": "shipped", "setting": "S3", "machine": "h100",
     "model": "olmoe-1b-7b", "weights": "elsewhere", "precision": "fp16", "workload": "gsm8k",
-    "batch": 2, "prompts": 2, "new_tokens": 1, "cache_ratio": 0.5, "slots": 3,
+    "batch": 2, "prompts": 2, "new_tokens": 1, "context": 64, "cache_ratio": 0.5, "slots": 3,
     "allow_overcommit": True, "free_host_gb": 1.0,
     "emulated_link_gb_s": 4.0, "page_cache": "keep", "software": "hf-eager",
     "device_memory_gib": 3.0, "overrides": {"evict": "lru"}, "seed": 1, "scoring": "generation",
