@@ -132,7 +132,7 @@ def test_sections_without_rows_are_left_out() -> None:
 def test_one_document_links_to_no_file() -> None:
     text = one_document([SMOE, DAOP])
     assert ".md)" not in text
-    assert "# The claims of DAOP" in text
+    assert "# DAOP: all claims" in text
 
 
 FIELD_CLAIM = claim(
