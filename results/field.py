@@ -79,7 +79,8 @@ def rows_of(runs: Sequence[Document], cells: Iterable[Cell] = ()) -> list[FieldR
     """Return the rows of a store: of simulated runs with a context, and of impossible cells.
 
     Runs of systems that know the future are left out, and of several lengths, workloads or seeds
-    all but the most frequent.  A newer run replaces an older one of the same row.
+    all but the most frequent.  A newer run replaces an older one of the same row.  Rows are in the
+    order of their places, then of their systems' names.
     """
     kept = [run for run in runs if _counts(run["spec"]) and run["simulated"]
             and not run.get("oracle") and dig(run, "metrics.tpot_ms.mean")]  # fmt: skip
@@ -95,7 +96,7 @@ def rows_of(runs: Sequence[Document], cells: Iterable[Cell] = ()) -> list[FieldR
             tpot = float(f"{run['metrics']['tpot_ms']['mean']:.5g}")
             one = _row(run["spec"], lossless=is_lossless(run), tpot_ms=tpot)
             found[one.place, one.name] = one
-    return list(found.values())
+    return [found[key] for key in sorted(found)]
 
 
 def unfinished(cells: Iterable[Cell]) -> set[Place]:
