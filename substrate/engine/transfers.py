@@ -69,7 +69,7 @@ class Transfers:
         #: use of experts that were incomplete when that was submitted.
         self._missed: set[int] = set()
         self._leaving: dict[int, Span] = {}
-        #: Keys of uploads that are not complete, or were not when it was last asked, in their order.
+        #: Keys of uploads that were not complete when it was last asked, in their order.
         self._uploads: dict[int, None] = {}
         #: Slots that only experts which are not kept may use.
         self._transient = 0
