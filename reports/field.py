@@ -84,13 +84,22 @@ def from_store(folder: Path) -> list[FieldRow]:
     return [*rows, *refusals(rows)]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Write the page in the current folder; before that the file, if a store is given."""
-    if arguments:
-        write_field(from_store(Path(arguments[0])))
-    write_text(Path(PAGE), page(read_field(FILE)))
+def main(arguments: Sequence[str]) -> int:
+    """Write the page in the current folder; before that the file, if a store is given.
+
+    Returns:
+        the exit code: 2, and one line, for a store without the sweep.
+    """
+    try:
+        if arguments:
+            write_field(from_store(Path(arguments[0])))
+        write_text(Path(PAGE), page(read_field(FILE)))
+    except MoeBenchError as error:
+        print(f"moebench: {error}", file=sys.stderr)
+        return 2
     print(PAGE)
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -96,6 +96,11 @@ def staging(shape: ModelShape) -> int:
     return -(-shape.num_experts // 3)
 
 
+def shared_staging(shape: ModelShape, cache: ExpertCache) -> int:
+    """Return the slots that stay free for copies beside a cache; 0 where each layer has its own."""
+    return min(staging(shape), cache.slots) if cache.scope == "global" else 0
+
+
 class Split(Placement):
     """Base of llama.cpp's static placements, which it spells as flags."""
 

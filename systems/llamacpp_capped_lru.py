@@ -55,7 +55,7 @@ from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase
-from moebench.systems.llamacpp import HostOrCopy, LlamaCpp, Split, staging
+from moebench.systems.llamacpp import HostOrCopy, LlamaCpp, Split, shared_staging, staging
 from moebench.systems.llamacpp_moe_cache import ServedEviction, rows_of_node
 from moebench.systems.policies.checks import require_at_least
 
@@ -338,7 +338,7 @@ class LlamaCppCappedLRU(LlamaCpp):
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Keep slots free for copies of prompts; let the host compute what is not published."""
-        spare = min(staging(shape), cache.slots) if cache.scope == "global" else 0
+        spare = shared_staging(shape, cache)
         if isinstance(self.evict, LayerLRU) and isinstance(self.assign, PublishedCopies):
             self.evict.transient, self.evict.serves = spare, self.assign.serves
         super().start(shape, cache)

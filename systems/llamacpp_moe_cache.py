@@ -65,7 +65,7 @@ from moebench.substrate.engine.policies import Admission, Assignment, Eviction, 
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.llamacpp import HostOrCopy, LlamaCpp, Split, staging
+from moebench.systems.llamacpp import HostOrCopy, LlamaCpp, Split, shared_staging, staging
 from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import pools
 
@@ -559,7 +559,7 @@ class LlamaCppMoeCache(LlamaCpp):
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Keep slots free for copies of prompts, which evict no cached expert."""
-        spare = min(staging(shape), cache.slots) if cache.scope == "global" else 0
+        spare = shared_staging(shape, cache)
         if isinstance(self.admit, _Counting):
             self.admit.spare = spare
         if isinstance(self.evict, RowLRU) and isinstance(self.assign, BesideHost):

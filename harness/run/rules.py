@@ -419,7 +419,7 @@ def _check_values(draft: Draft) -> None:
 
 
 def _check_context(draft: Draft) -> None:
-    """Refuse cached tokens that nobody has computed, where a model computes."""
+    """Refuse cached tokens before the prompt where a model computes: it has not read them."""
     spec = draft.spec
     if spec.context and not spec.replays:
         raise UsageError(

@@ -48,3 +48,15 @@ def test_the_field_is_the_first_table_of_the_report() -> None:
 def test_a_store_without_a_field_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="moebench sweep field --store"):
         field_page.from_store(tmp_path)
+
+
+def test_the_command_says_in_one_line_what_is_missing(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert field_page.main([str(tmp_path / "nowhere")]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith("moebench: ")
+    assert not (tmp_path / "docs").exists()
+    (tmp_path / "docs").mkdir()
+    assert field_page.main([]) == 0
+    assert (tmp_path / field_page.PAGE).read_text("utf-8").startswith("# Rivals")
