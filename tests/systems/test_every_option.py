@@ -9,6 +9,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator
 from inspect import getsource
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -180,11 +181,11 @@ def test_every_option_of_a_system_is_read(system):
 def test_an_option_of_another_policy_is_refused(decision):
     options = {name: set(options_of(policy_class(decision, name))) for name in POLICIES[decision]}
     every = set().union(*options.values())
+    systems = cycle(SYSTEMS)  # the policy's class refuses it: each pair needs one system
     for name in POLICIES[decision]:
         for option in sorted(every - options[name]):
-            for system in SYSTEMS:
-                with pytest.raises(UnknownNameError, match=rf"unknown option '{decision}\."):
-                    build(system, {decision: name, f"{decision}.{option}": "1"})
+            with pytest.raises(UnknownNameError, match=rf"unknown option '{decision}\."):
+                build(next(systems), {decision: name, f"{decision}.{option}": "1"})
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
