@@ -1,1 +1,1 @@
-"""Advice on which system and which α meet a budget (`moebench advise`)."""
+"""Answers of `moebench advise`: what to run on a machine, and what meets a budget."""

@@ -24,8 +24,8 @@ from moebench.harness.cli.parameters import (
 )
 
 if TYPE_CHECKING:
-    from moebench.harness.advise.choose import By, Candidate, Demand
-    from moebench.harness.advise.runs import Advice
+    from moebench.harness.advise.budget.choose import By, Candidate, Demand
+    from moebench.harness.advise.budget.runs import Advice
 
 #: How many commands are named.
 TO_TRY = 3
@@ -66,15 +66,14 @@ def advise(
     """Find the system and the α that meet a budget of time or accuracy.
 
     Applies Eq. 5 of SMoE to every system.  Each system is measured on few prompts; stored cells
-    are not run again.
     are not run again.  Ctrl-C or SIGTERM ends the measurements and prints the answer of what was
     finished; the same command goes on.
     Exit code: 0 a system meets the budget, 1 none does, 130 interrupted.
     """
     from moebench.harness import console
-    from moebench.harness.advise.choose import Demand, measured
-    from moebench.harness.advise.runs import Runs, scoring_for, systems_for
-    from moebench.harness.advise.runs import advise as find
+    from moebench.harness.advise.budget.choose import Demand, measured
+    from moebench.harness.advise.budget.runs import Runs, scoring_for, systems_for
+    from moebench.harness.advise.budget.runs import advise as find
     from moebench.harness.arguments import find_data_dir, require_writable
     from moebench.substrate.errors import UsageError
 
@@ -122,7 +121,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _unit(by: str) -> "By":
-    from moebench.harness.advise.choose import UNITS
+    from moebench.harness.advise.budget.choose import UNITS
     from moebench.substrate.errors import UsageError
 
     for unit in UNITS:
@@ -141,7 +140,7 @@ def _listed(option: str, typed: str) -> list[str]:
 
 
 def _alphas(typed: str | None) -> Sequence[float]:
-    from moebench.harness.advise.runs import ALPHAS
+    from moebench.harness.advise.budget.runs import ALPHAS
     from moebench.substrate.errors import UsageError
 
     if typed is None:
@@ -168,7 +167,7 @@ def show(
 ) -> None:  # fmt: skip
     """Print the ranking, the fitted curve, the advice and the next command."""
     from moebench.harness import console
-    from moebench.harness.advise.choose import UNITS, sentence, spread
+    from moebench.harness.advise.budget.choose import UNITS, sentence, spread
 
     advice = _partial(found) + sentence(found.ranking, demand, by, not found.interrupted)
     meeting, others, _ = found.ranking
@@ -224,7 +223,7 @@ def show(
 
 
 def _meets(one: "Candidate", demand: "Demand") -> str:
-    from moebench.harness.advise.choose import excess
+    from moebench.harness.advise.budget.choose import excess
 
     over = excess(one, demand)
     return f"no: {over}" if over else "yes"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.advise.choose import (
+from moebench.harness.advise.budget.choose import (
     By,
     Candidate,
     Demand,

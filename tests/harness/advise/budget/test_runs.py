@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebench.harness.advise.runs import _floor
+from moebench.harness.advise.budget.runs import _floor
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.harness.advise.choose import (
+from moebench.harness.advise.budget.choose import (
     STEP,
     Candidate,
     Demand,

@@ -1,0 +1,71 @@
+"""What is asked of `moebench advise`: a model on a machine, and the lengths of its texts."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.models.bits import Bits
+from moebench.substrate.models.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """A machine as a user names it; "" and None are not said.
+
+    Attributes:
+        gpu: name of the card or of a one-pool machine; "" without a card.
+        cards: number of cards.
+        cpu: name of the processor.
+        ram_gib: memory of the host in GiB.
+        memory: kind and rate of its modules, such as ``DDR4-3200``.
+        channels: memory channels of all sockets that have modules.
+        reads_gb_s: measured bandwidth of the host's memory in GB/s.
+        link: key of the link's part, such as ``pcie4x16``.
+        copies_gb_s: measured rate of copies to the device in GB/s.
+        disk: key of the disk's part.
+        profile: a calibrated machine that replaces the composed one.
+        sources: by field, where its value was read on this computer.
+    """
+
+    gpu: str = ""
+    cards: int = 1
+    cpu: str = ""
+    sockets: int | None = None
+    ram_gib: float | None = None
+    memory: str = ""
+    channels: int | None = None
+    reads_gb_s: float | None = None
+    link: str = ""
+    copies_gb_s: float | None = None
+    disk: str = ""
+    profile: HardwareProfile | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+class Lengths(NamedTuple):
+    """Tokens: room of the KV cache, of the prompt, and of the answer."""
+
+    context: int
+    prompt: int
+    new: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A model in a format on a machine.
+
+    Attributes:
+        model: name in the catalogue, or path of a GGUF file.
+        quant: name of the format, such as ``q4_k_m``; ``file`` for a GGUF file's own.
+        batch: texts that are decoded at the same time.
+        lossless: whether only configurations without loss are wanted.
+    """
+
+    model: str
+    shape: ModelShape
+    quant: str
+    bits: Bits
+    hardware: Hardware
+    lengths: Lengths
+    batch: int = 1
+    lossless: bool = False
