@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.harness.advise import runs
+from moebench.harness.advise.budget import runs
 from moebench.harness.sweep.worker import Worker
 from moebench.results.store import Store
 from tests.harness.commands import call, refused, run
