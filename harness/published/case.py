@@ -98,6 +98,8 @@ class Case:
     """The inputs of a row's simulation.
 
     Attributes:
+        batch: texts that are decoded at the same time.
+        hit_rate: of the device's experts, where the row says it.
         first: the first layer whose routed experts are on the device.
         whole: layers before it whose attention and dense parts are on the host, too.
         hot: experts of each host layer that the device holds, as a share.
@@ -115,11 +117,12 @@ class Case:
         unsaid: standard deviations of what the row does not say.
     """
 
-    row: Row
     engine: Engine
     shape: ModelShape
     bits: Bits
     profile: HardwareProfile
+    batch: int = 1
+    hit_rate: float | None = None
     first: int
     whole: bool
     hot: float
@@ -173,8 +176,9 @@ def case_of(row: Row) -> Case:
     first, whole = _placement(row, shape, bits, host.profile, host.alone, lengths, unsaid)
     hot = _hot(row, engine, shape, bits, host.profile, first, lengths)
     case = Case(
-        row=row, engine=engine, shape=shape, bits=bits, profile=host.profile, first=first,
-        whole=whole, hot=hot, threads=host.threads, wide=host.wide,
+        engine=engine, shape=shape, bits=bits, profile=host.profile, batch=row.batch or 1,
+        hit_rate=row.hit_rate, first=first, whole=whole, hot=hot, threads=host.threads,
+        wide=host.wide,
         tiles=bool(re.search(r"\bamx\b", f"{text} {row.group} {row.id}", re.I)),
         repacked=engine.products == "llama.cpp" and _interleaved(row),
         products="other products" if _OTHER.search(host.profile.gpu.name) else "device products",
@@ -227,6 +231,9 @@ def _machine(row: Row, engine: Engine, unsaid: list[tuple[str, str]]) -> _Host:
     words += _memory(row, processor, sockets, unsaid)
     if row.ram_gb:
         words.append(f"ram={min(max(row.ram_gb, compose.LEAST_RAM), compose.MOST_RAM):g}")
+    if not alone:
+        assert isinstance(card, Gpu)
+        words += _link(row, card, processor)
     composed = _profile("+".join(words), engine)
     profile = _measured_bandwidth(row, composed)
     reads = "server reads" if processor.server else "desktop reads"
@@ -332,6 +339,15 @@ def _memory(
         channels *= sockets
     channels = min(channels, processor.channels * sockets)
     return [f"{kind}-{said_rate}*{channels}".lower()]
+
+
+def _link(row: Row, card: Gpu, processor: Processor) -> list[str]:
+    """Return the word of the link that a row names, as far as card and processor have it."""
+    if row.pcie_gen is None or row.pcie_lanes is None:
+        return []
+    generation = min(row.pcie_gen, card.pcie.generation, processor.pcie.generation)
+    word = f"pcie{generation}x{min(row.pcie_lanes, card.pcie.lanes, processor.pcie.lanes)}"
+    return [word] if word in parts() else []
 
 
 def _measured_bandwidth(row: Row, profile: HardwareProfile) -> HardwareProfile:
