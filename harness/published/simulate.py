@@ -84,7 +84,9 @@ def _engine(case: Case, values: Values, model: Drawn) -> Engine:
     host_layers = len(shape.moe_layers) - len(here)
     hot = round(case.hot * shape.num_experts) * host_layers
     # Room for a layer's copies: fewer slots take as long where nothing overlaps, but more steps.
-    spare = shape.num_experts if rules.misses == "host" else 2 * shape.top_k * case.batch
+    whole = rules.misses == "host" or rules.loads == "all"
+    spare = shape.num_experts * (1 + (rules.loads == "all")) if whole else (
+        2 * shape.top_k * case.batch)  # fmt: skip
     slots = len(here) * shape.num_experts + hot + (spare if host_layers else 0)
     timeline = Timeline(False)
     machine = SimulatedMachine(costs, timeline, overlap=system.overlap, blocking_copies=False)
@@ -101,7 +103,7 @@ def _system(case: Case) -> LlamaCpp:
     hot = Hot(hot=round(case.hot * case.shape.num_experts), first=case.first)
     if case.engine.misses == "link":
         return LlamaCpp(
-            place=hot, assign=LoadForOneUse(experts="active"), overlap=case.engine.overlap,
+            place=hot, assign=LoadForOneUse(experts=case.engine.loads), overlap=case.engine.overlap,
             pinned_copies=case.pinned, blocking_copies=False,
         )  # fmt: skip
     never = np.iinfo(np.int32).max
