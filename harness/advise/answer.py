@@ -28,7 +28,10 @@ from moebench.substrate.errors import UsageError
 ROWS = 8
 
 #: How much faster another configuration of an engine has to be to have a row of its own.
-GAIN = 1.03
+GAIN = 1.1
+
+#: What the quality of configurations that change no output begins with.
+LOSSLESS = "lossless"
 
 #: Standard deviation of the logarithm of a rate with reads of a mapped file, which nobody measured.
 PAGING = 0.8
@@ -306,7 +309,12 @@ def _chosen(found: Sequence[Answer]) -> list[Answer]:
     """
     ordered = sorted(found, key=lambda one: one.request_s)
     ordered = [one for one in ordered if one.fits != "does not fit" or one.forced]
-    ordered = [one for one in ordered if one.forced or not _repeats(one, ordered)]
+    exact_first = sorted(ordered, key=lambda one: one.request_s * _handicap(one))
+    worth: list[Answer] = []
+    for one in exact_first:
+        if one.forced or not _repeats(one, worth):
+            worth.append(one)
+    ordered = sorted(worth, key=lambda one: one.request_s)
     first: list[Answer] = []
     seen = set[str]()
     for one in ordered:
@@ -319,22 +327,26 @@ def _chosen(found: Sequence[Answer]) -> list[Answer]:
     return sorted(kept, key=lambda one: one.request_s)
 
 
-def _repeats(one: Answer, ordered: Sequence[Answer]) -> bool:
-    """Return whether another configuration of the engine is as good, and not less exact.
+def _handicap(one: Answer) -> float:
+    """Return the factor by which a configuration that is not exact has to be faster."""
+    return 1.0 if one.quality.startswith(LOSSLESS) else GAIN
 
-    A better one has to be `GAIN` faster in one of both rates.
+
+def _repeats(one: Answer, better: Sequence[Answer]) -> bool:
+    """Return whether a better configuration of the engine is as exact and as fast in both phases.
+
+    A configuration has to be `GAIN` faster in decode or in prefill to have a row of its own.
     """
 
     def rates(row: Answer) -> tuple[float, float]:
         return row.decode.value, 0.0 if row.prefill is None else row.prefill.value
 
     return any(
-        other is not one and other.engine == one.engine and not other.forced
-        and other.quality in (one.quality, "lossless")
+        other.engine == one.engine and not other.forced
+        and (other.quality == one.quality or other.quality.startswith(LOSSLESS))
         and all(theirs * GAIN >= mine
                 for theirs, mine in zip(rates(other), rates(one), strict=True))
-        and (rates(other), other.quality) != (rates(one), one.quality)
-        for other in ordered
+        for other in better
     )  # fmt: skip
 
 
@@ -368,7 +380,7 @@ def _quality(config: Configuration, rules: Rules, question: Question) -> str:
         lossy.append(f"{config.experts_used} of {question.shape.top_k} experts a token")
     if lossy:
         return ", ".join(lossy)
-    return "lossless" if rules.routed is None else "lossless, weights in bf16"
+    return LOSSLESS if rules.routed is None else f"{LOSSLESS}, weights in bf16"
 
 
 def in_words(config: Configuration, question: Question) -> str:
