@@ -6,7 +6,7 @@ author were left out.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -100,6 +100,7 @@ class Answers:
         verdict: whether the model fits on the machine, and the numbers that decide.
         largest_context: the largest one that fits with any engine that was asked.
         left_out: why an engine has no row, by its name.
+        assumed: the parts that the question does not name.
     """
 
     question: Question
@@ -107,11 +108,13 @@ class Answers:
     verdict: str
     largest_context: int
     left_out: dict[str, str]
+    assumed: str = ""
 
 
 def answers(
     question: Question, engines: Sequence[str] = (), forced: Configuration | None = None,
-    binding: bool = True,
+    binding: bool = True, told: Callable[[str], None] = lambda line: None,
+    systems_only: bool = False,
 ) -> Answers:  # fmt: skip
     """Return the configurations of engines on a machine, the fastest request first.
 
@@ -119,10 +122,14 @@ def answers(
         engines: keys of `RULES`; none are those that users run.
         forced: a configuration that is among the rows, whether it fits or not.
         binding: also find what binds each row, which takes five more simulations of each.
+        told: called with a line for each engine.
+        systems_only: ask no engine that is not named.
 
     Raises UsageError: the machine cannot be simulated.
     """
-    names = list(engines) or [name for name, rules in RULES.items() if rules.by_default]
+    names = list(engines)
+    if not names and not systems_only:
+        names = [name for name, rules in RULES.items() if rules.by_default]
     if forced is not None and forced.engine not in names:
         names.append(forced.engine)
     found: list[Answer] = []
@@ -135,14 +142,31 @@ def answers(
         found += mine
         if not mine:
             left_out[name] = engine.why
+        elif best := min(mine, key=lambda one: one.request_s):
+            told(f"{name}: {best.decode.value:.3g} tokens/s, {best.config}")
     rows = _chosen(found)
     _tie(rows)
     if binding:
         for row in rows:
             _bind(question, row)
     largest = max(contexts, default=0)
-    return Answers(question=question, rows=rows, verdict=_verdict(question, rows, largest),
-                   largest_context=largest, left_out=left_out)  # fmt: skip
+    return Answers(
+        question=question, rows=rows, verdict=_verdict(question, rows, largest),
+        largest_context=largest, left_out=left_out, assumed=assumed_of(question),
+    )  # fmt: skip
+
+
+def assumed_of(question: Question) -> str:
+    """Return what of the machine nobody named, as the composed profile says it; "" if nothing."""
+    profile = host_of(question, RULES["llama.cpp"].engine, []).profile
+    return profile.description.partition("not named, so assumed: ")[2]
+
+
+def with_others(found: Answers, rows: Sequence[Answer], left_out: Mapping[str, str]) -> Answers:
+    """Return answers with further rows, ranked and tied anew."""
+    every = _chosen([*found.rows, *rows])
+    _tie(every)
+    return replace(found, rows=every, left_out={**found.left_out, **left_out})
 
 
 class _Asked:
