@@ -147,9 +147,9 @@ def this_computer(told: Told) -> Hardware:
     from moebench.harness.advise.detect import this_computer as detect
 
     found = detect()
-    for line in found.missing:
+    for line in found.unread:
         told(line)
-    return found.hardware
+    return found
 
 
 def _engines(typed: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -163,7 +163,7 @@ def _engines(typed: Sequence[str]) -> tuple[list[str], list[str]]:
             systems.append(name)
             continue
         try:
-            names.append(find_engine(name))
+            names.append(find_engine(name).key)
         except UnknownNameError:
             raise UnknownNameError("engine", name, [*RULES, *SYSTEMS], "--engines") from None
     return names, systems
