@@ -39,6 +39,8 @@ ALIASES = {
 }  # fmt: skip
 
 _INTEGER = re.compile(r"-?\d+")
+_KEY = re.compile(r"[\w-]+")
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?|-?\.\d+")
 
 
@@ -71,7 +73,7 @@ def parse_config(
     shape = Shape(tuple(moe_layers), num_layers, num_experts, expert_bytes, cards)
     hosts_all = named.options is not None and named.options.hosts_all
     fields = Fields(named.key, shape, hosts_all)
-    _Reader(named, fields, 1 if program else 0).read(words)
+    _Reader(named, fields, program).read(words)
     if named.options is not None:
         fields.note_unset(named.options.name, named.options.settable)
     return fields.finish()
@@ -100,9 +102,11 @@ def _named(name: str) -> _Named:
 def _engine_of(words: list[str], engine: str | None) -> tuple[_Named, list[str], bool]:
     """Return the engine, the words after its name or program, and whether it was a program."""
     given = _named(engine) if engine else None
-    started = _started(words, given)
+    before = next((at for at, one in enumerate(words) if not _VARIABLE.match(one)), len(words))
+    started = _started(words[before:], given)
     if started is not None:
-        return started[0], words[started[1] :], True
+        found, length = started
+        return found, words[:before] + words[before + length :], True
     first = words[0] if words else ""
     if _may_name(first, given):
         two = " ".join(words[:2])
@@ -167,12 +171,14 @@ class _Reader:
     """Reads words into fields.
 
     Attributes:
+        program: whether the words are a command line.
         positional: words without a flag that are allowed: a model or a script of a command line.
     """
 
     named: _Named
     fields: Fields
-    positional: int
+    program: bool
+    positional: int = 1
 
     def read(self, words: list[str]) -> None:
         """Read all words."""
@@ -186,9 +192,11 @@ class _Reader:
                 self._flag(option, word if inline is None else key, inline, rest)
             elif _is_flag(word):
                 self._unknown(key)
-            elif equals:
+            elif self.program and _VARIABLE.match(word):
+                self.fields.remarks.append(f"{word}: not read")
+            elif _KEY.fullmatch(key) and equals:
                 self._key(key, value)
-            elif self.positional:
+            elif self.program and self.positional:
                 self.positional -= 1
             else:
                 refuse(word, "is no flag and no key=value; allowed: " + self._known())
@@ -218,6 +226,8 @@ class _Reader:
     ) -> None:  # fmt: skip
         values = self._values(option, typed, inline, rest)
         where = shlex.join([typed, *values])
+        if inline is not None and not typed.startswith("-"):
+            where = shlex.join([f"{typed}={inline[0]}"])
         for value in values:
             _check(option, where, value)
         if option.sets == "model":
