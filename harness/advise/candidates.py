@@ -56,7 +56,9 @@ def _read_or_mapped(
 
     Copies from memory that an engine allocated itself are faster than those from a mapped file.
     """
-    if not rules.maps or config.repacked:
+    if not rules.maps:
+        return config
+    if config.repacked:
         return replace(config, mapped=False)
     need = needs(question, rules, config)
     size = need.host + (need.device if room.device == math.inf else 0.0)

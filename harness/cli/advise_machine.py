@@ -1,5 +1,6 @@
 """Output of ``moebench advise`` on a machine: the table of answers, the commands, purchases."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def _cells(at: int, row: dict[str, Any]) -> list[str]:
     binds = row["binds"] + (f" ({share:.0%})" if share is not None else "")
     return [
         str(at), row["engine"], row["config"], _ends(decode), _ends(prefill),
-        "–" if row["ttft_s"] is None else f"{row['ttft_s']:.3g}", f"{row['request_s']:.3g}",
+        "–" if row["ttft_s"] is None else _number(row["ttft_s"]), _number(row["request_s"]),
         places, row["quality"], binds, "; ".join(filter(None, said)),
     ]  # fmt: skip
 
@@ -57,7 +58,13 @@ def _ends(rate: dict[str, float] | None, sign: str = "") -> str:
     """Return a rate with the ends of its interval."""
     if rate is None:
         return "–"
-    return f"{rate['value']:{sign}.3g} ({rate['low']:.3g} to {rate['high']:.3g})"
+    value, low, high = (_number(rate[name]) for name in ("value", "low", "high"))
+    return f"{sign if rate['value'] > 0 else ''}{value} ({low} to {high})"
+
+
+def _number(value: float) -> str:
+    """Return a number with three digits at least, and without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _notes(document: dict[str, Any], cached: bool) -> list[str]:
@@ -65,10 +72,14 @@ def _notes(document: dict[str, Any], cached: bool) -> list[str]:
     question = document["question"]
     notes = [f"assumed, as nobody named it: {question['assumed']}"] if question["assumed"] else []
     notes += [f"{name}: read from {source}" for name, source in question["sources"].items()]
+    said = defaultdict[str, list[str]](list)
     for row in document["answers"]:
-        notes += [f"{row['engine']}: {text}" for text in (*row["remarks"], *row["notes"])]
-    versions = dict.fromkeys(f"{row['engine']}: {row['version']}" for row in document["answers"])
-    notes += list(versions)
+        for text in (*row["remarks"], *row["notes"], row["version"]):
+            if row["engine"] not in said[text]:
+                said[text].append(row["engine"])
+    every = {row["engine"] for row in document["answers"]}
+    notes += [text if len(names) == len(every) > 1 else f"{', '.join(names)}: {text}"
+              for text, names in said.items()]  # fmt: skip
     notes += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
     if any(not row["checked"] for row in document["answers"]):
         notes.append("not checked: nobody published enough rates of this kind of run; the interval "
@@ -82,6 +93,7 @@ def write_page(path: Path) -> None:
     """Write the offline page of answers computed beforehand."""
     from moebench.harness.advise.grid import shipped_grid
     from moebench.harness.advise.page import page
+
     from moebench.substrate.files import write_text
 
     write_text(path, page(shipped_grid()))
