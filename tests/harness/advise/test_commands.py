@@ -146,6 +146,9 @@ def test_lines_of_python_engines_are_programs() -> None:
     code = shlex.split(line)[-1]
     ast.parse(code)
     assert 'max_memory={0: "21GiB", 1: "21GiB", "cpu": "57GiB"}' in code
+    typed = command(Configuration(engine="accelerate", other=("device_map=balanced",)), asked)
+    assert typed.lines == (line,)
+    assert "options as typed belong into from_pretrained: device_map=balanced" in typed.notes
     write, run = command(Configuration(engine="deepspeed", pinned=False), asked).lines
     words = shlex.split(write)
     assert words[0] == "printf"

@@ -64,7 +64,9 @@ def test_the_usual_flags_of_llama_cpp() -> None:
     ("ik_llama.cpp", "Qwen3-30B-A3B", "-ngl 49 -ot exps=CPU -fmoe -ser 6,1", 48),
     ("llama.cpp", "Qwen3-30B-A3B-2507", "-ngl 99", 0),
 ])  # fmt: skip
-def test_published_flags_have_their_layers_on_the_host(engine, model, flags, host) -> None:
+def test_published_flags_have_their_layers_on_the_host(
+    engine: str, model: str, flags: str, host: int
+) -> None:
     shape = find_shape(model)
     forced = parse_config(flags, engine, shape.moe_layers, shape.num_layers, shape.num_experts)
     assert forced.configuration.host_layers == host
@@ -145,6 +147,8 @@ def test_layers_on_the_device(flags: str, engine: str, expected: dict[str, Any])
     ("llama.cpp -nr", {"repacked": False}),
     ("llama.cpp --load-mode mlock", {"mapped": False, "other": ("--load-mode mlock",)}),
     ("llama.cpp --load-mode mmap", {"mapped": True}),
+    ("llama-bench -m x.gguf -ngl 99 -ncmoe 30 -p 512 -fa 1 -mmp 0",
+     {"host_layers": 27, "mapped": False, "other": ("-p 512", "-fa 1")}),
     ("llama.cpp --override-kv gpt-oss.expert_used_count=int:2",
      {"experts_used": 2, "other": ("--override-kv gpt-oss.expert_used_count=int:2",)}),
     ("kt --kt-num-gpu-experts 32 --kt-cpuinfer 64 --kt-threadpool-count 1",
