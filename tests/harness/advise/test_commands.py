@@ -76,6 +76,18 @@ def test_every_written_flag_is_documented_and_is_read_as_the_same(key: str) -> N
     check()
 
 
+@pytest.mark.parametrize("key", RUNNING)
+def test_several_texts_of_a_gguf_file_have_documented_flags_too(key: str) -> None:
+    asked = question("/models/a b.gguf", quant="file", batch=4)
+    table = engines()[key].by_spelling
+    for hardware in (PC, Hardware(cpu="Ryzen 9 5950X")):
+        config = Configuration(engine=key, host_layers=36, threads=8)
+        line = line_of(config, dataclasses.replace(asked, hardware=hardware))
+        assert [flag for flag in flags(line, key) if flag not in table and flag != "model"] == []
+    lines = command(Configuration(engine=key), asked).lines
+    assert key == "deepspeed" or any("a b.gguf" in line or "/models" in line for line in lines)
+
+
 @pytest.mark.parametrize("key", engines())
 def test_fields_without_an_option_are_noted(key: str) -> None:
     config = Configuration(engine=key, host_layers=20, resident=7, threads=9, kv="fp8",
