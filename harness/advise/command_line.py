@@ -60,6 +60,11 @@ class Line:
             if value is not None and value != _USUAL.get(one.name):
                 self.note(f"{one.name} {value}: no option of {self.engine.name} sets it")
 
+    def note_typed(self, place: str) -> None:
+        """Note the options as typed, which belong into a program's text."""
+        if self.config.other:
+            self.note(f"options as typed belong into {place}: {', '.join(self.config.other)}")
+
     def end(self) -> str:
         """Return the line, with the options as typed at its end."""
         return " ".join([shlex.join(self.words), *self.config.other])

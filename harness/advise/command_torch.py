@@ -119,7 +119,8 @@ def accelerate(line: Line) -> tuple[str, ...]:
     )
     line.start(code)
     line.note("the line places the model; generate with model.generate in the same program")
-    return (line.end(),)
+    line.note_typed("from_pretrained")
+    return (shlex.join(line.words),)
 
 
 def deepspeed(line: Line) -> tuple[str, ...]:
@@ -208,7 +209,7 @@ def tinyserve(line: Line) -> tuple[str, ...]:
 
 
 def _part(name: str) -> Part | None:
-    """Return the part of a name; None if it is no single part."""
+    """Return the part of a name, or None if the name fits none or several."""
     try:
         return find(name) if name else None
     except UsageError:

@@ -160,7 +160,7 @@ def _inferred(words: list[str]) -> _Named:
 
 
 def _is_flag(word: str) -> bool:
-    return word.startswith("-") and len(word) > 1 and not _NUMBER.fullmatch(word)
+    return bool(re.match(r"-(?!\.?\d).", word))
 
 
 # ------------------------------------------------------------------------------ the words

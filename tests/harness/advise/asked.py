@@ -35,7 +35,7 @@ def question(model: str = "gpt-oss-120b", **changes: Any) -> Question:
 @st.composite
 def configurations(draw: st.DrawFn, key: str, model: str) -> Configuration:
     """Draw a configuration that the engine's flags can say without a rest."""
-    fields = {
+    fields: dict[str, Any] = {
         name: draw(st.none() | values) for name, values in _values(key, shape_of(model)).items()
     }
     if fields.get("repacked") and key == "ik_llama.cpp":

@@ -76,6 +76,18 @@ def test_every_written_flag_is_documented_and_is_read_as_the_same(key: str) -> N
     check()
 
 
+@pytest.mark.parametrize("key", RUNNING)
+def test_several_texts_of_a_gguf_file_have_documented_flags_too(key: str) -> None:
+    asked = question("/models/a b.gguf", quant="file", batch=4)
+    table = engines()[key].by_spelling
+    for hardware in (PC, Hardware(cpu="Ryzen 9 5950X")):
+        config = Configuration(engine=key, host_layers=36, threads=8)
+        line = line_of(config, dataclasses.replace(asked, hardware=hardware))
+        assert [flag for flag in flags(line, key) if flag not in table and flag != "model"] == []
+    lines = command(Configuration(engine=key), asked).lines
+    assert key == "deepspeed" or any("a b.gguf" in line or "/models" in line for line in lines)
+
+
 @pytest.mark.parametrize("key", engines())
 def test_fields_without_an_option_are_noted(key: str) -> None:
     config = Configuration(engine=key, host_layers=20, resident=7, threads=9, kv="fp8",
@@ -146,6 +158,9 @@ def test_lines_of_python_engines_are_programs() -> None:
     code = shlex.split(line)[-1]
     ast.parse(code)
     assert 'max_memory={0: "21GiB", 1: "21GiB", "cpu": "57GiB"}' in code
+    typed = command(Configuration(engine="accelerate", other=("device_map=balanced",)), asked)
+    assert typed.lines == (line,)
+    assert "options as typed belong into from_pretrained: device_map=balanced" in typed.notes
     write, run = command(Configuration(engine="deepspeed", pinned=False), asked).lines
     words = shlex.split(write)
     assert words[0] == "printf"

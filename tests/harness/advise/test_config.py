@@ -64,7 +64,9 @@ def test_the_usual_flags_of_llama_cpp() -> None:
     ("ik_llama.cpp", "Qwen3-30B-A3B", "-ngl 49 -ot exps=CPU -fmoe -ser 6,1", 48),
     ("llama.cpp", "Qwen3-30B-A3B-2507", "-ngl 99", 0),
 ])  # fmt: skip
-def test_published_flags_have_their_layers_on_the_host(engine, model, flags, host) -> None:
+def test_published_flags_have_their_layers_on_the_host(
+    engine: str, model: str, flags: str, host: int
+) -> None:
     shape = find_shape(model)
     forced = parse_config(flags, engine, shape.moe_layers, shape.num_layers, shape.num_experts)
     assert forced.configuration.host_layers == host
@@ -138,6 +140,11 @@ def test_layers_on_the_device(flags: str, engine: str, expected: dict[str, Any])
 @pytest.mark.parametrize(("text", "expected"), [
     ("ik -rtr", {"repacked": True, "mapped": False}),
     ("ik -ser 6,1", {"experts_used": 6}),
+    ("ik -ser -1,0", {}),
+    ("exl3 -mcs 0", {"host_layers": 0}),
+    ("exl3 -cq 6,3", {"kv": "q8_0", "other": ("-cq 6,3",)}),
+    ("kt --kv-cache-dtype auto --kt-threadpool-count 2",
+     {"host_layers": 58, "bound": True, "other": ("--kt-threadpool-count 2",)}),
     ("ik -ser 5,0.4", {"other": ("-ser 5,0.4",)}),
     ("ik -mla 2 -fmoe", {"other": ("-mla 2", "-fmoe")}),
     ("ik -fa -rtr", {"repacked": True, "mapped": False, "other": ("-fa",)}),
@@ -145,6 +152,8 @@ def test_layers_on_the_device(flags: str, engine: str, expected: dict[str, Any])
     ("llama.cpp -nr", {"repacked": False}),
     ("llama.cpp --load-mode mlock", {"mapped": False, "other": ("--load-mode mlock",)}),
     ("llama.cpp --load-mode mmap", {"mapped": True}),
+    ("llama-bench -m x.gguf -ngl 99 -ncmoe 30 -p 512 -fa 1 -mmp 0",
+     {"host_layers": 27, "mapped": False, "other": ("-p 512", "-fa 1")}),
     ("llama.cpp --override-kv gpt-oss.expert_used_count=int:2",
      {"experts_used": 2, "other": ("--override-kv gpt-oss.expert_used_count=int:2",)}),
     ("kt --kt-num-gpu-experts 32 --kt-cpuinfer 64 --kt-threadpool-count 1",
@@ -251,6 +260,7 @@ def test_numbers_are_kept_within_their_limits(key: str, value: int) -> None:
     ("-ub twenty", "-ub twenty: 'twenty' is not a whole number"),
     ("-t 0", "-t 0: allowed: 1 or more"),
     ("--n-cpu-moe -1", "'-1' is not a whole number from 0"),
+    ("-ngl -5", "allowed: a number from 0, auto or all"),
     ("-ngl some", "'some' is not a whole number"),
     ("-ctk q9_0", "'q9_0' is not allowed; allowed: f32, f16"),
     ("-ctk f32", "no prediction for a KV cache in f32"),

@@ -1,5 +1,7 @@
 """The table of engines' options: what it says, how engines are found, and what it refuses."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -100,8 +102,10 @@ def test_flags_that_llama_cpp_refuses_now_are_marked() -> None:
 
 
 def test_wrong_tables_are_refused() -> None:
-    right = {"key": "x", "name": "x", "home": "https://x", "version": None, "source": "s",
-             "programs": [], "aliases": [], "options": []}  # fmt: skip
+    right: dict[str, Any] = {
+        "key": "x", "name": "x", "home": "https://x", "version": None, "source": "s",
+        "programs": [], "aliases": [], "options": [],
+    }  # fmt: skip
     assert EngineOptions.model_validate(right).by_spelling == {}
     for wrong in ({"home": 3}, {"speed": 1}, {"options": [{"spellings": "-a", "takes": "much"}]}):
         with pytest.raises(ValidationError):
