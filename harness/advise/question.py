@@ -16,6 +16,9 @@ class Hardware:
         gpu: name of the card or of a one-pool machine; "" without a card.
         cards: number of cards.
         cpu: name of the processor.
+        cores: of all sockets that this computer has, where a part or its virtual machine has other
+            numbers; the processors of a virtual machine may be threads.
+        virtual: whether this computer is a virtual machine.
         ram_gib: memory of the host in GiB.
         memory: kind and rate of its modules, such as ``DDR4-3200``.
         channels: memory channels of all sockets that have modules.
@@ -25,12 +28,15 @@ class Hardware:
         disk: key of the disk's part.
         profile: a calibrated machine that replaces the composed one.
         sources: by field, where its value was read on this computer.
+        unread: sentences on fields that could not be read, with what to type instead.
     """
 
     gpu: str = ""
     cards: int = 1
     cpu: str = ""
     sockets: int | None = None
+    cores: int | None = None
+    virtual: bool = False
     ram_gib: float | None = None
     memory: str = ""
     channels: int | None = None
@@ -40,6 +46,7 @@ class Hardware:
     disk: str = ""
     profile: HardwareProfile | None = None
     sources: dict[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
 
 class Lengths(NamedTuple):
