@@ -38,7 +38,7 @@ class _Cards(NamedTuple):
     """Reported name and number of the cards, memory of one in GiB, and where they were read."""
 
     name: str
-    count: int
+    cards: int
     memory_gib: float | None
     link: str
     others: tuple[str, ...]
@@ -50,7 +50,7 @@ def this_computer(
 ) -> Hardware:
     """Read this computer's hardware.
 
-    Names that are no part stay as they are reported.  Without a card ``gpu`` is "".
+    Names that are not a part stay as they are reported.  Without a card ``gpu`` is "".
 
     Args:
         asked: runs a program and returns its output.
@@ -95,7 +95,7 @@ class _Found:
             return
         key = _card_part(found.name, found.memory_gib)
         self._put("gpu", key or found.name, found.source)
-        self._put("cards", found.count, found.source)
+        self._put("cards", found.cards, found.source)
         if found.link:
             self._link(found.link, found.source)
         elif not isinstance(parts().get(key), Pool):
@@ -196,7 +196,7 @@ class _Found:
             self._put("memory", found.memory, f"{found.source}; configured rate")
         else:
             self.unread.append(
-                f"rate of the {found.count} memory modules not readable (dmidecode is missing "
+                f"rate of the {found.modules} memory modules not readable (dmidecode is missing "
                 f"or needs root): {_MEASURED}, or give --memory ddr4-3200*{found.channels}"
             )
         if found.mixed:
@@ -294,7 +294,7 @@ def _has(part: Gpu, memory_gib: float) -> bool:
 
 
 def _unknown_card(name: str, memory_gib: float | None) -> str:
-    """Return the sentence on a card that is no part, with the parts whose names resemble it."""
+    """Return the sentence on a card that is not a part, with parts of similar names."""
     size = f" with {memory_gib:.3g} GiB" if memory_gib else ""
     close = nearest(name, ("gpus", "pools"), 0.3)
     offer = f"nearest: {', '.join(close)}; give one of them as --gpu" if close else "give --gpu"

@@ -1,4 +1,4 @@
-"""Memory modules of this computer: kind, rate and channels, as dmidecode or the kernel lists them."""
+"""Memory modules of this computer, their kind, rate and channels, from dmidecode or the kernel."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,14 +16,14 @@ class Modules(NamedTuple):
     Attributes:
         memory: kind and rate, such as ``ddr5-5600``; "" if it is not known.
         channels: channels of 64 bits, of all sockets, that have a module.
-        count: number of modules.
+        modules: number of modules.
         mixed: whether the modules run at several rates; ``memory`` has the lowest.
         source: the program or folder that lists them.
     """
 
     memory: str
     channels: int
-    count: int
+    modules: int
     mixed: bool
     source: str
 

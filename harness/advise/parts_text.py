@@ -1,4 +1,4 @@
-"""A question's machine as a list of parts, with stand-ins for a processor that is no part."""
+"""A question's machine as a list of parts, with a stand-in for an unlisted processor."""
 
 import re
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class PartsText(NamedTuple):
 def parts_text(hardware: Hardware) -> PartsText:
     """Return the parts of a machine; what does not fit its processor is left out with a remark.
 
-    Raises UsageError: the card is no part.
+    Raises UsageError: the card is not a part.
     """
     part = parts().get(hardware.gpu)
     if hardware.gpu and not isinstance(part, Gpu | Pool):
