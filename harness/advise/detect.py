@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from moebench.harness.advise.memory_modules import modules
 from moebench.harness.advise.question import Hardware
 from moebench.harness.machines.survey import Ask, ask, cards, disk_fields, lscpu, memory_gib
-from moebench.substrate.machines.parts import Gpu, Pool, matches, nearest, parts
+from moebench.substrate.machines.parts import Gpu, Pool, Processor, matches, nearest, parts
 
 #: Words of reported names that distinguish no parts.
-_CARD_NOISE = frozenset(
-    ("nvidia", "geforce", "amd", "ati", "intel", "graphics", "gpu", "generation", "tesla", "quadro")
-    + ("hbm2", "hbm2e", "hbm3", "hbm3e", "instinct", "series", "edition", "oam")
+_CARD_NOISE = re.compile(
+    r"nvidia|geforce|tesla|quadro|amd|ati|instinct|intel|graphics|gpu|generation|series|edition|oam|"
+    r"hbm[23]e?"
 )
 _CPU_NOISE = re.compile(
     r"\((?:r|tm)\)|@.*|\bw/.*|\bwith\b.*|\b\d+-cores?\b|\bprocessor\b|\bcpu\b|\b\d+th gen\b|\+",
@@ -191,7 +191,7 @@ class _Found:
                 f"memory channels not readable ({why}): {_MEASURED}, or give --memory ddr5-5600*2"
             )
             return
-        self._put("channels", found.channels, found.source)
+        self._put("channels", self._of_processor(found.channels), found.source)
         if found.memory:
             self._put("memory", found.memory, f"{found.source}; configured rate")
         else:
@@ -204,6 +204,13 @@ class _Found:
                 f"memory modules run at several rates: the lowest counts, {found.memory}; give "
                 f"--memory {found.memory}*{found.channels} to name another"
             )
+
+    def _of_processor(self, channels: int) -> int:
+        """Return a number of channels, at most those that the processor has."""
+        part = parts().get(self.values.get("cpu", ""))
+        if not isinstance(part, Processor):
+            return channels
+        return min(channels, part.channels * int(self.values.get("sockets", 1)))
 
     # ---------------------------------------------------------------------- disk
 
@@ -274,7 +281,7 @@ def _runs(words: Sequence[str]) -> Iterator[str]:
 
 def _card_part(name: str, memory_gib: float | None) -> str:
     """Return the key of the part that a card's reported name means; "" if none or several fit."""
-    said = [word for word in re.split(r"[\s-]+", name.lower()) if word not in _CARD_NOISE]
+    said = [word for word in re.split(r"[\s-]+", name.lower()) if not _CARD_NOISE.fullmatch(word)]
     form = next((word[:3] for word in said if re.fullmatch(r"sxm\d?|pcie", word)), "")
     if not form and re.search(r"hbm3", name, re.IGNORECASE):
         form = "sxm"  # cards for a slot are named PCIe

@@ -47,7 +47,8 @@ def _dmidecode(said: str | None) -> Modules | None:
     widths: dict[tuple[str, ...], int] = {}
     for at, device in enumerate(found):
         width = re.match(r"\d+", device.get("Data Width", ""))
-        widths[_channel(device, at)] = int(width[0]) if width else 64
+        soldered = device.get("Type", "").startswith("LPDDR")  # in channels of 16 or 32 bits
+        widths[_channel(device, at)] = int(width[0]) if width and soldered else 64
     channels = max(1, sum(widths.values()) // 64)
     lowest = min(known, key=lambda text: int(text.rpartition("-")[2]))
     mixed = len(set(known)) > 1
@@ -84,8 +85,8 @@ def _channel(device: Mapping[str, str], at: int) -> tuple[str, ...]:
         channel = _CHANNEL.search(text)
         if channel:
             both = f"{device.get('Locator', '')} {device.get('Bank Locator', '')}"
-            group = _GROUP.search(text) or _GROUP.search(both)
-            return (group[1] if group else "", (channel[1] or channel[2]).upper())
+            groups = _GROUP.findall(text) or _GROUP.findall(both)
+            return (*groups, (channel[1] or channel[2]).upper())
     return ("module", str(at))
 
 

@@ -199,10 +199,9 @@ def _refuse_with_quick(given: Mapping[str, Any]) -> None:
     """
     for name, value in given.items():
         if value is not None:
-            flag = OPTIONS[name].flag
             raise UsageError(
-                f"{flag} {value}: not with --quick, which measures without a checkpoint; leave out "
-                "one of both"
+                f"{OPTIONS[name].flag}: not with --quick, which measures without a checkpoint; "
+                "leave out one of both"
             )
 
 

@@ -78,6 +78,7 @@ class Ggml(Kernels):
             "ggml_silu": (pointer, (pointer, pointer)),
             "ggml_mul": (pointer, (pointer, pointer, pointer)),
             "ggml_new_graph_custom": (pointer, (pointer, size, ctypes.c_bool)),
+            "ggml_graph_node": (pointer, (pointer, ctypes.c_int)),
             "ggml_build_forward_expand": (None, (pointer, pointer)),
             "ggml_quantize_chunk": (
                 size, (ctypes.c_int, pointer, pointer, whole, whole, whole, pointer),
@@ -103,16 +104,16 @@ class Ggml(Kernels):
         )
 
     @contextmanager
-    def experts(self, form: str, memory: NDArray[np.uint8]) -> Iterator[Experts]:
+    def experts(self, form: str, memory: NDArray[np.uint8]) -> Iterator["GgmlExperts"]:
         """Fill memory with experts in a format, and yield their products."""
-        made = _GgmlExperts(self.base, self.cpu, TYPES[form], memory)
+        made = GgmlExperts(self.base, self.cpu, TYPES[form], memory)
         try:
             yield made
         finally:
             made.close()
 
 
-class _GgmlExperts(Experts):
+class GgmlExperts(Experts):
     """Experts in one format in one block of memory, and the graphs of their products."""
 
     def __init__(self, base: Any, cpu: Any, kind: int, memory: NDArray[np.uint8]) -> None:
@@ -164,6 +165,12 @@ class _GgmlExperts(Experts):
         failed = self._base.ggml_backend_graph_compute(self._backend, graph)
         assert not failed, f"ggml_backend_graph_compute returned {failed}"
         return count
+
+    def output(self, rows: int) -> NDArray[np.float32]:
+        """Return the last expert's output ``[rows, hidden]`` of the first products with rows."""
+        graph, _ = self._graphs[rows][0]
+        data = self._base.ggml_get_data(self._base.ggml_graph_node(graph, -1))
+        return _at(data, 4 * rows * EXPERT[0]).view(np.float32).reshape(rows, -1).copy()
 
     def _built(self, rows: int) -> list[tuple[int, int]]:
         """Return graphs of the experts' products and the number of experts in each."""

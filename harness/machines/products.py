@@ -184,9 +184,9 @@ class _TorchExperts(Experts):
 
 def tiled(memory: NDArray[np.uint8], block: NDArray[np.uint8]) -> None:
     """Fill memory with copies of a block."""
-    whole = memory.nbytes // block.nbytes
-    memory[: whole * block.nbytes].reshape(whole, -1)[:] = block.reshape(-1)
-    memory[whole * block.nbytes :] = block.reshape(-1)[: memory.nbytes - whole * block.nbytes]
+    whole = memory.nbytes // block.nbytes * block.nbytes
+    memory[:whole].reshape(-1, block.nbytes)[:] = block.reshape(-1)
+    memory[whole:] = block.reshape(-1)[: memory.nbytes - whole]
 
 
 # ------------------------------------------------------------------------------- the file

@@ -27,6 +27,9 @@ from moebench.substrate.machines.free_memory import available_bytes
 #: Least and most memory that is read in turn; between them, twice the size of the caches.
 LEAST_MEMORY, MOST_MEMORY = 256 << 20, 2 << 30
 
+#: Room for one expert in fp32.
+ONE_EXPERT = 32 << 20
+
 #: Share of the free memory that is used at most.
 OF_FREE = 0.25
 
@@ -167,7 +170,7 @@ def memory_size(cache: int, free: int | None) -> int:
     """Return how much memory is read in turn, in bytes: more than the caches hold."""
     size = min(max(LEAST_MEMORY, 2 * cache), MOST_MEMORY)
     if free is not None:
-        size = min(size, round(OF_FREE * free))
+        size = max(ONE_EXPERT, min(size, round(OF_FREE * free)))
     return size - size % (1 << 20)
 
 

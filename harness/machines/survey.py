@@ -165,7 +165,8 @@ def lscpu(asked: Ask) -> dict[str, str]:
 def cache_bytes(asked: Ask) -> int:
     """Return the size of the last cache of the whole processor; 0 if lscpu does not name it."""
     said = lscpu(asked)
-    text = said.get("L3 cache") or said.get("L2 cache") or ""
+    names = ("L3 cache", "L3", "L2 cache", "L2")
+    text = next((said[name] for name in names if name in said), "")
     size = re.match(r"([\d.]+) ?([KMG])", text)
     return 0 if size is None else round(float(size[1]) * 1024 ** ("KMG".index(size[2]) + 1))
 
