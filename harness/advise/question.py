@@ -16,8 +16,8 @@ class Hardware:
         gpu: name of the card or of a one-pool machine; "" without a card.
         cards: number of cards.
         cpu: name of the processor.
-        cores: of all sockets that this computer has, where a part or its virtual machine has other
-            numbers; the processors of a virtual machine may be threads.
+        cores: number of cores of all sockets; of a virtual machine, the number of its processors,
+            which may be threads of fewer cores.
         virtual: whether this computer is a virtual machine.
         ram_gib: memory of the host in GiB.
         memory: kind and rate of its modules, such as ``DDR4-3200``.

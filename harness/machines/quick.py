@@ -74,7 +74,7 @@ class Quick(NamedTuple):
         handoff: to a waiting thread and back, in us.
         disk: from `disk_rates`.
         copies: None without a GPU.
-        load: processors that other programs used before.
+        load: of other programs before, as a number of processors.
     """
 
     reads: dict[int, Rate]
@@ -135,7 +135,7 @@ def measure(
 
 
 def _load() -> float:
-    """Return the number of processors in use in the last minute; 0 if it is not known."""
+    """Return the load of the last minute; 0 if it is not known."""
     try:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -155,8 +155,8 @@ def busy(load: float, processors: int | None = None) -> str:
     if load < BUSY * count:
         return ""
     return (
-        f"other programs used {load:.1f} of {count} processors before the measurement: the rates "
-        "may be too low; close them and measure again"
+        f"other programs had a load of {load:.1f} on {count} processors before the measurement: "
+        "the rates may be too low; close them and measure again"
     )
 
 

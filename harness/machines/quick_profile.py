@@ -41,10 +41,16 @@ def profile_of_parts(
     gpu, link = dict(parts["gpu"]), dict(parts["link"])
     if gpu["name"].endswith(NO_GPU):
         gpu |= _processor_as_device(found, host)
+        host["shared_bandwidth"] = _measured(_reads(found)[0], "GB/s", _reads(found)[1])
         link |= _inside(found)
     elif found.copies is not None:
         gpu["large_read_efficiency"] = _device_reads(found.copies, gpu["bandwidth"]["value"])
+        host["shared_bandwidth"] = _measured(
+            found.copies.together, "GB/s", "copies to the GPU while all threads read"
+        )
         link |= _link(found.copies)
+        if parts.get("pool"):  # the parts' share is of reads, of which a copy has half
+            link["in_engine_efficiency"] = _reached()
     about = "; ".join((str(parts["description"]), *remarks))
     return {
         **parts,
@@ -113,16 +119,12 @@ def _host(found: Quick) -> Numbers:
     form, threads, peak = products.best(many, PEAK_FORMATS)
     gflops = peak.times(flops_of(products.bits[form], many))
     core = _core_rate(products)
-    shared, how_shared = _reads(found)
-    if found.copies is not None:
-        shared, how_shared = found.copies.together, "copies to the GPU while all threads read"
     return {
         "gemv_bandwidth": _measured(rate, "GB/s", how),
         "peak_fp32": _measured(gflops, "GFLOPS", _rows(products, form, many, threads)),
         "gemm_efficiency": _reached(),
         "handoff": _measured(found.handoff, "us", "an empty task to a waiting thread and back"),
         **({} if core is None else {"core_rate": core}),
-        "shared_bandwidth": _measured(shared, "GB/s", how_shared),
     }
 
 

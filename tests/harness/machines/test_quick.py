@@ -151,7 +151,7 @@ def test_a_handoff_ends_after_the_thread_has_answered() -> None:
 def test_other_programs_are_named_only_if_they_use_much() -> None:
     assert quick.busy(0.1, 2) == ""
     assert quick.busy(1.9, 16) == ""
-    assert quick.busy(1.5, 2).startswith("other programs used 1.5 of 2 processors")
+    assert quick.busy(1.5, 2).startswith("other programs had a load of 1.5 on 2 processors")
 
 
 # ------------------------------------------------------------------------------- products
@@ -273,6 +273,7 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(quick, "memory_size", lambda cache, free: 1 << 20)
     monkeypatch.setattr(quick, "thread_counts", lambda processors: [1, 2])
     monkeypatch.setattr(quick, "HANDOFFS", 5)
+    monkeypatch.setattr(quick, "READS_S", 1e-6)
     monkeypatch.setattr(quick, "EXPERT_BYTES", 4096)
     monkeypatch.setattr(quick, "DEVICE_BYTES", 1 << 16)
     monkeypatch.setattr(copies, "LEAST_BYTES", 1 << 16)
@@ -384,7 +385,18 @@ def test_a_card_that_torch_does_not_use_keeps_its_parts_numbers() -> None:
     parts = composed("rtx-4090+ryzen-9-7950x")
     data = profile_of_parts(parts, measured(), "AMD Ryzen 9 7950X", 16, 62.0)
     assert (data["gpu"], data["link"]) == (parts["gpu"], parts["link"])
-    assert data["host"]["shared_bandwidth"]["value"] == 30
+    assert data["host"]["shared_bandwidth"] == parts["host"]["shared_bandwidth"]
+    assert data["host"]["gemv_bandwidth"]["badge"] == "calibrated"
+
+
+def test_a_machine_with_one_memory_has_whole_copies_where_they_were_measured() -> None:
+    parts = composed("dgx-spark")
+    data = profile_of_parts(parts, measured(COPIES), "Cortex-X925", 20, 119.6)
+    link = HardwareProfile.from_mapping(data).link
+    assert (link.pinned_h2d.value, link.in_engine_efficiency.ratio) == (25, 1)
+    data = profile_of_parts(parts, measured(), "Cortex-X925", 20, 119.6)
+    assert data["link"] == parts["link"]
+    assert "shared_bandwidth" not in data["host"]
 
 
 def test_without_ggml_a_core_s_rate_is_the_part_s() -> None:
@@ -414,7 +426,7 @@ def test_the_command_writes_a_machine_that_runs(known: Hardware, tiny_models: An
     assert "host.gemv_bandwidth\t24\t21.6 to 26.4\tGB/s" in called.out
     assert "parts: cpu-only+epyc-7763+ram=384" in called.err
     assert "EPYC 7763 stands in for AMD EPYC 7B13" in called.err
-    assert "note: other programs used 99.0 of" in called.err
+    assert "note: other programs had a load of 99.0 on" in called.err
     profile = load_profile("here.yaml")
     assert profile.host.gemv_bandwidth.badge == "calibrated"
     assert read_products(Path("here.yaml")) is not None
