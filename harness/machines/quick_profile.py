@@ -41,7 +41,7 @@ def profile_of_parts(
     gpu, link = dict(parts["gpu"]), dict(parts["link"])
     if gpu["name"].endswith(NO_GPU):
         gpu |= _processor_as_device(found, host)
-        host["shared_bandwidth"] = _measured(_reads(found)[0], "GB/s", _reads(found)[1])
+        host["shared_bandwidth"] = gpu["bandwidth"]
         link |= _inside(found)
     elif found.copies is not None:
         gpu["large_read_efficiency"] = _device_reads(found.copies, gpu["bandwidth"]["value"])

@@ -358,7 +358,9 @@ def test_without_a_card_the_processor_is_the_device() -> None:
 def test_products_that_are_faster_than_sums_are_the_device_s_bandwidth() -> None:
     found = measured()._replace(reads={1: one(20)})
     data = profile_of_parts(composed("cpu-only+epyc-9354"), found, "Xeon", None, None)
-    gpu = HardwareProfile.from_mapping(data).gpu
+    profile = HardwareProfile.from_mapping(data)
+    gpu = profile.gpu
+    assert profile.host.shared_bandwidth == gpu.bandwidth
     assert (gpu.bandwidth.value, gpu.large_read_efficiency.high.ratio) == (24, 1)
     assert "experts in f32" in gpu.bandwidth.source
 
