@@ -168,7 +168,7 @@ def _only_one_question(context: typer.Context, budget: bool) -> None:
 
 def _machine(given: dict[str, Any], store: Path, json: bool, **asked: Any) -> None:
     from moebench.harness import console
-    from moebench.harness.api.advise import advise as answer
+    from moebench.harness.advise.advice import advise as answer
     from moebench.harness.cli.advise_machine import show as show_answer
     from moebench.substrate.errors import UsageError
 

@@ -23,7 +23,8 @@ def test_a_publishers_name_has_the_bits_of_the_format(name: str, same: str) -> N
     ("name", "bits"),
     [
         ("IQ6_K", Bits(6.625, 8.5)), ("mix-IQ4_KS", Bits(4.25, 8.5)), ("FP8", Bits(8, 8)),
-        ("AMXINT4", Bits(4.5, 16)), ("4.05bpw", Bits(4.05, 4.05)), ("EXL3 4.05 bpw", Bits(4.05, 4.05)),
+        ("AMXINT4", Bits(4.5, 16)), ("4.05bpw", Bits(4.05, 4.05)),
+        ("EXL3 4.05 bpw", Bits(4.05, 4.05)),
     ],
 )  # fmt: skip
 def test_formats_of_other_engines_are_known(name: str, bits: Bits) -> None:

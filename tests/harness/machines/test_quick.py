@@ -26,6 +26,7 @@ from moebench.harness.machines.products import (
 from moebench.harness.machines.products_file import (
     EXPERT,
     Products,
+    as_document,
     products_file,
     read_products,
     write_products,
@@ -491,5 +492,5 @@ def test_an_unknown_card_is_refused_before_measuring(
 
 
 def test_products_of_the_file_s_formats_have_positive_bits() -> None:
-    document = products_file.as_document(PRODUCTS)
+    document = as_document(PRODUCTS)
     assert {form: said["bits"] for form, said in document["formats"].items()} == PRODUCTS.bits
