@@ -210,7 +210,8 @@ PUBLIC = [
     "Fetch", "Forecast", "Form", "ForwardPass", "HardwareProfile", "Home", "Lane", "LayerView",
     "Lookahead", "ModelShape", "MoeBenchError", "NO_EXPERT", "Op", "OpKind", "Placement", "Plan",
     "Policy", "Predictor", "Prefetching", "Prompts", "Routed", "RoutedSequence", "Routing",
-    "RunSpec", "Store", "System", "UsageError", "advise", "best_scores", "build", "compare", "fetches", "run",
+    "RunSpec", "Store", "System", "UsageError", "advise",
+    "best_scores", "build", "compare", "fetches", "run",
     "split", "sweep", "trace",
 ]  # fmt: skip
 
