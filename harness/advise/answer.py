@@ -180,6 +180,7 @@ class _Asked:
     def __init__(self, question: Question, name: str) -> None:
         self._question, self._name, self._rules = question, name, RULES[name]
         self.why, self.largest = "", 0
+        self._most = max(question.shape.max_positions, question.lengths.context)
 
     def answers(self, forced: Configuration | None) -> list[Answer]:
         question, rules = self._question, self._rules
@@ -201,7 +202,7 @@ class _Asked:
         if host.alone:
             room = Places(math.inf, max(0.0, host.profile.host.memory.bytes - HOST_RESERVE), False)
         else:
-            self.largest = largest_context(question, rules, room, question.shape.max_positions)
+            self.largest = largest_context(question, rules, room, self._most)
         rows = []
         for config in candidates(question, rules, self._name, threads, room, host.alone):
             need = needs(question, rules, config)

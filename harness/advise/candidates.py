@@ -10,6 +10,7 @@ from moebench.harness.advise.memory import (
     fewest_host_layers,
     most_context,
     most_resident,
+    most_whole_layers,
     needs,
 )
 from moebench.harness.advise.question import Question
@@ -72,6 +73,11 @@ def _placed(question: Question, rules: Rules, config: Configuration, room: Place
         placed = replace(config, host_layers=0 if room.one and not alone else layers)
         if alone or needs(question, rules, placed).device <= room.device:
             yield placed
+        return
+    if rules.whole:
+        found = most_whole_layers(question, rules, config, room)
+        if found is not None:
+            yield found
         return
     fewest = fewest_host_layers(question, rules, config, room)
     if fewest is None:

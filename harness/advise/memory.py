@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.question import Question
-from moebench.harness.advise.rules import Rules
+from moebench.harness.advise.rules import FP8, Rules
 from moebench.harness.published.case import FILLED
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.models.bits import Bits
@@ -83,7 +83,10 @@ def places(profile: HardwareProfile) -> Places:
 def bits_for(question: Question, rules: Rules) -> Bits:
     """Return the bits per weight that an engine keeps a model in."""
     routed, others = question.bits
-    return Bits(rules.routed or routed, rules.others or others)
+    own = rules.others and (
+        min(8.0, rules.others) if question.shape.family in FP8 else rules.others
+    )
+    return Bits(rules.routed or routed, own or others)
 
 
 def needs(question: Question, rules: Rules, config: Configuration) -> Needs:
@@ -171,6 +174,19 @@ def most_context(question: Question, rules: Rules, config: Configuration, room: 
         else:
             high = middle - 1
     return low * STEP
+
+
+def most_whole_layers(question: Question, rules: Rules, config: Configuration,
+                      room: Places) -> Configuration | None:  # fmt: skip
+    """Return the configuration with the most whole layers on the device; None if none fits."""
+    shape = question.shape
+    for whole in range(shape.num_layers, 0, -1):
+        away = shape.num_layers - whole
+        found = replace(config, whole_layers=whole if away else None,
+                        host_layers=sum(layer < away for layer in shape.moe_layers))  # fmt: skip
+        if needs(question, rules, found).device <= room.device:
+            return found
+    return None
 
 
 def _with(config: Configuration, host_layers: int) -> Configuration:

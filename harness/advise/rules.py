@@ -20,11 +20,13 @@ class Rules(NamedTuple):
         engine: rules of its rates.
         makers: devices on which it runs; "processor" is a machine without any.
         layers: whether the number of layers with experts on the host can be chosen; else all are.
+        whole: whether the layers on the host are there with their attention and KV cache.
         holds: what the device holds of the host's layers: nothing, the same experts at all times,
             or those that were used last.
         maps: whether its file can be larger than the memory, and is then read from the disk.
         files: whether it reads GGUF files; else it has bits per weight of its own.
-        others: bits of weights that are no routed experts, where they are not the file's.
+        others: bits of weights that are no routed experts, where they are not the file's; of
+            models that are published in FP8 it is 8.
         routed: the same of routed experts.
         reserve: bytes of the device that it leaves free for its cache's sake.
         families: families of models that it runs; empty is all.
@@ -34,6 +36,7 @@ class Rules(NamedTuple):
     engine: Engine
     makers: tuple[Maker, ...] = ("nvidia",)
     layers: bool = False
+    whole: bool = False
     holds: Literal["", "static", "used"] = ""
     maps: bool = False
     files: bool = True
@@ -63,6 +66,9 @@ FREETOKEN = (
     "qwen3_5_moe",
     "qwen4_exp",
 )
+
+#: Families whose weights are published in FP8, which engines of Hugging Face's files keep.
+FP8 = ("deepseek_v3", "deepseek_v4", "kimi_k2", "minimax_m2")
 
 _LINK = Engine("", "python-graphs", misses="link", pinned=True)
 
@@ -98,7 +104,7 @@ RULES: dict[str, Rules] = {
     "gnf4": Rules(
         _LINK._replace(name="gnf4", overlap=False), holds="static", by_default=False
     ),
-    "ollama": Rules(LLAMA, EVERY, layers=True, maps=True, by_default=False),
+    "ollama": Rules(LLAMA, EVERY, layers=True, whole=True, maps=True, by_default=False),
     "lm-studio": Rules(LLAMA, EVERY, layers=True, maps=True, by_default=False),
     "koboldcpp": Rules(LLAMA, EVERY, layers=True, maps=True, by_default=False),
 }  # fmt: skip

@@ -15,6 +15,9 @@ def show(document: dict[str, Any], cached: bool) -> None:
     print(f"{title}: {document['verdict']}")
     if rows:
         console.table("", _HEADERS, [_cells(at, row) for at, row in enumerate(rows, 1)])
+        checked = next((at for at, row in enumerate(rows, 1) if row["checked"]), None)
+        if checked not in (None, 1):
+            print(f"The best whose kind was compared with published rates: {checked}")
         print("Commands:")
         for at, row in enumerate(rows, 1):
             for line in row["command"]:

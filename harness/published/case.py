@@ -36,8 +36,9 @@ UNSAID = {
 #: Repetitions of one measurement differ by this share.
 NOISE = 0.10
 
-#: Processors that stand for one that the row does not name.
+#: Processors that stand for one that the row does not name, and the same with older memory.
 DESKTOP, SERVER = "ryzen-7-7700", "epyc-9354"
+WITH_DDR4 = {DESKTOP: compose.COMMON_DDR4_DESKTOP, SERVER: "epyc-7763"}
 
 #: What a core's second thread adds to its rate: 8, 16 and 24 threads of an EPYC with 24 virtual
 #: processors read 45.6, 70 and 94.5 GB/s.
@@ -306,6 +307,7 @@ def _processor(row: Row, unsaid: list[tuple[str, str]]) -> Processor:
     many = cores is not None and int(cores[1]) >= SERVER_CORES
     server = bool(_SERVER.search(row.cpu)) or (row.sockets or 1) > 1 or (row.n_gpu or 1) > 2 or many
     key = SERVER if server else DESKTOP
+    key = WITH_DDR4[key] if "DDR4" in row.ram_type.upper() else key
     kind = "server" if server else "desktop"
     unsaid.append((f"processor of a {kind}", f"{row.cpu or 'none'}; {parts()[key].name} stands in"))
     stand_in = parts()[key]
