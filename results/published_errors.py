@@ -92,6 +92,6 @@ def rate_error(system: str, profile: HardwareProfile) -> Error:
     return Error(max(others), where, checked=False)
 
 
-def ratio_error() -> float:
-    """Return the factor within which 80 % of the ratios of two engines on one machine are."""
-    return float(shipped_errors()["ratios"]["decode"]["within_80"])
+def ratio_error(phase: str = "decode") -> float:
+    """Return the factor within which 80 % of the ratios of two engines' rates on a machine are."""
+    return float(shipped_errors()["ratios"][phase]["within_80"])

@@ -23,6 +23,8 @@ class Hardware:
         link: key of the link's part, such as ``pcie4x16``.
         copies_gb_s: measured rate of copies to the device in GB/s.
         disk: key of the disk's part.
+        more_gib: memory that the card has beyond its part's, in GiB.
+        disks: number of such disks, which are read at the same time.
         profile: a calibrated machine that replaces the composed one.
         sources: by field, where its value was read on this computer.
     """
@@ -38,6 +40,8 @@ class Hardware:
     link: str = ""
     copies_gb_s: float | None = None
     disk: str = ""
+    more_gib: float = 0.0
+    disks: int = 1
     profile: HardwareProfile | None = None
     sources: dict[str, str] = field(default_factory=dict)
 

@@ -98,6 +98,8 @@ class Case:
     """The inputs of a row's simulation.
 
     Attributes:
+        batch: texts that are decoded at the same time.
+        hit_rate: of the device's experts, where the row says it.
         first: the first layer whose routed experts are on the device.
         whole: layers before it whose attention and dense parts are on the host, too.
         hot: experts of each host layer that the device holds, as a share.
@@ -115,11 +117,12 @@ class Case:
         unsaid: standard deviations of what the row does not say.
     """
 
-    row: Row
     engine: Engine
     shape: ModelShape
     bits: Bits
     profile: HardwareProfile
+    batch: int = 1
+    hit_rate: float | None = None
     first: int
     whole: bool
     hot: float
@@ -166,21 +169,22 @@ def case_of(row: Row) -> Case:
     if re.search(r"oversub|shared memory|spill", text, re.IGNORECASE):
         raise Unpredictable("the card's memory is exceeded: the driver's paging is not simulated")
     unsaid: list[tuple[str, str]] = []
-    host = _machine(row, engine, unsaid)
+    host = machine_of(row, engine, unsaid)
     bits = _bits(row, unsaid)
     shape = _experts_used(shape, row, engine)
     lengths = _lengths(row, unsaid)
     first, whole = _placement(row, shape, bits, host.profile, host.alone, lengths, unsaid)
     hot = _hot(row, engine, shape, bits, host.profile, first, lengths)
     case = Case(
-        row=row, engine=engine, shape=shape, bits=bits, profile=host.profile, first=first,
-        whole=whole, hot=hot, threads=host.threads, wide=host.wide,
+        engine=engine, shape=shape, bits=bits, profile=host.profile, batch=row.batch or 1,
+        hit_rate=row.hit_rate, first=first, whole=whole, hot=hot, threads=host.threads,
+        wide=host.wide,
         tiles=bool(re.search(r"\bamx\b", f"{text} {row.group} {row.id}", re.I)),
-        repacked=engine.products == "llama.cpp" and _interleaved(row),
+        repacked=engine.products == "llama.cpp" and interleaved(row.quant, row.date),
         products="other products" if _OTHER.search(host.profile.gpu.name) else "device products",
         reads=host.reads, sockets=host.sockets, bound=_bound(row), on_host=host.alone,
         virtual=not host.alone and bool(re.search(r"vcpu|\bvm\b|virtual", row.cpu, re.I)),
-        format=_format_of(row.quant), cache_bytes=_cache_bytes(text), lengths=lengths,
+        format=format_constant(row.quant), cache_bytes=_cache_bytes(text), lengths=lengths,
         micro_batch=row.ubatch or (lengths.prompt if engine.name == "ktransformers" else 512),
         pinned=engine.pinned or bool(_PINNED.search(text)),
     )  # fmt: skip
@@ -193,7 +197,7 @@ def case_of(row: Row) -> Case:
 # ------------------------------------------------------------------------------ the machine
 
 
-class _Host(NamedTuple):
+class Host(NamedTuple):
     """A row's machine, and what of it no profile says."""
 
     profile: HardwareProfile
@@ -204,14 +208,14 @@ class _Host(NamedTuple):
     sockets: int = 1
 
 
-def _machine(row: Row, engine: Engine, unsaid: list[tuple[str, str]]) -> _Host:
+def machine_of(row: Row, engine: Engine, unsaid: list[tuple[str, str]]) -> Host:
     """Return the composed machine; ``alone`` says that there is no card."""
     pool = next((p for text in (row.gpu, row.cpu) if isinstance(p := _part(text), Pool)), None)
     if pool is not None:
         low, high = pool.memory_gib
         ram = min(max(row.ram_gb or high, low), high)
         profile = _profile(f"{pool.key}+ram={ram:g}", engine)
-        return _Host(profile, profile.host.cores.count, False, _wide(pool.simd), "pool reads")
+        return Host(profile, profile.host.cores.count, False, _wide(pool.simd), "pool reads")
     alone = row.n_gpu == 0 or bool(re.search(r"cpu only|, cpu$", row.other_flags, re.I))
     words = ["cpu-only"]
     if not alone:
@@ -227,6 +231,9 @@ def _machine(row: Row, engine: Engine, unsaid: list[tuple[str, str]]) -> _Host:
     words += _memory(row, processor, sockets, unsaid)
     if row.ram_gb:
         words.append(f"ram={min(max(row.ram_gb, compose.LEAST_RAM), compose.MOST_RAM):g}")
+    if not alone:
+        assert isinstance(card, Gpu)
+        words += _link(row, card, processor)
     composed = _profile("+".join(words), engine)
     profile = _measured_bandwidth(row, composed)
     reads = "server reads" if processor.server else "desktop reads"
@@ -242,11 +249,11 @@ def _machine(row: Row, engine: Engine, unsaid: list[tuple[str, str]]) -> _Host:
         cores = sockets * int(said_cores[1] or said_cores[2])
     if "vCPU" in row.cpu:
         cores = max(1, cores // 2)  # a virtual processor is a thread of a core
-    threads = _threads(row.threads or cores, cores)
-    return _Host(profile, threads, alone, _wide(processor.simd), reads, sockets)
+    threads = threads_reached(row.threads or cores, cores)
+    return Host(profile, threads, alone, _wide(processor.simd), reads, sockets)
 
 
-def _threads(asked: int, cores: int) -> float:
+def threads_reached(asked: int, cores: int) -> float:
     """Return how many cores' rate some threads reach; a core's second thread adds a part."""
     return min(asked, cores) + SECOND_THREAD * min(cores, max(0, asked - cores))
 
@@ -334,6 +341,15 @@ def _memory(
     return [f"{kind}-{said_rate}*{channels}".lower()]
 
 
+def _link(row: Row, card: Gpu, processor: Processor) -> list[str]:
+    """Return the word of the link that a row names, as far as card and processor have it."""
+    if row.pcie_gen is None or row.pcie_lanes is None:
+        return []
+    generation = min(row.pcie_gen, card.pcie.generation, processor.pcie.generation)
+    word = f"pcie{generation}x{min(row.pcie_lanes, card.pcie.lanes, processor.pcie.lanes)}"
+    return [word] if word in parts() else []
+
+
 def _measured_bandwidth(row: Row, profile: HardwareProfile) -> HardwareProfile:
     """Put a bandwidth that the author measured in place of the composed one."""
     if not row.ram_gb_s or re.search(r"theoretical|nominal", row.notes, re.IGNORECASE):
@@ -396,7 +412,7 @@ def _bits(row: Row, unsaid: list[tuple[str, str]]) -> Bits:
     return found or USUAL
 
 
-def _format_of(quant: str) -> str:
+def format_constant(quant: str) -> str:
     """Return the constant of a format's products on the host, over those of plain 4-bit blocks."""
     text = quant.lower()
     if re.search(r"iq[1-3]", text):
@@ -406,10 +422,10 @@ def _format_of(quant: str) -> str:
     return "few bits" if re.search(r"\bq[23]_k|-q[23]_k", text) else ""
 
 
-def _interleaved(row: Row) -> bool:
-    """Return whether llama.cpp repacks a row's experts on the host for products with many rows."""
-    text = row.quant.lower().replace("-", "_")
-    return "q4_0" in text or "iq4_nl" in text or ("q4_k" in text and row.date >= "2025-04")
+def interleaved(quant: str, date: str) -> bool:
+    """Return whether llama.cpp repacks experts of a format on the host for products of many rows."""
+    text = quant.lower().replace("-", "_")
+    return "q4_0" in text or "iq4_nl" in text or ("q4_k" in text and date >= "2025-04")
 
 
 def _cache_bytes(text: str) -> float:

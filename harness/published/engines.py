@@ -21,6 +21,7 @@ class Engine(NamedTuple):
         products: whose products with many rows it has on the host (constants "rows ...").
         caches: whether the device's part of a layer's experts follows their use.
         overlap: whether its device computes while experts are copied.
+        loads: which experts of a layer are copied to the device where misses take the link.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Engine(NamedTuple):
     products: Literal["llama.cpp", "ik_llama.cpp", "ktransformers"] = "llama.cpp"
     caches: bool = False
     overlap: bool = True
+    loads: Literal["active", "all"] = "active"
 
 
 LLAMA = Engine("llama.cpp", "ggml")

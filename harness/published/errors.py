@@ -14,19 +14,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moebench.harness.published.case import Unpredictable, case_of
-from moebench.harness.published.constants import fold
+from moebench.harness.published.case import Case, Unpredictable, case_of
+from moebench.harness.published.constants import fitted, fold
+from moebench.harness.published.coverage import covering, known
 from moebench.harness.published.engines import engine_named
-from moebench.harness.published.prediction import Prediction
+from moebench.harness.published.kinds import kind_of_case
+from moebench.harness.published.prediction import Phase, Prediction
 from moebench.harness.published.rows import Row
 from moebench.harness.published.score import compared, ratio, summary
-from moebench.results.published_errors import kind
 
 #: Fewest figures, and machines with author, from which the error of a kind is known.
 FIGURES, MACHINES = 8, 2
 
-#: Systems of moebench by the engines that rows name.
-SYSTEMS = {"llama.cpp": "llamacpp", "ktransformers": "ktransformers"}
+#: Machines as which the deviation of all rows counts beside those of a kind.
+PRIOR_MACHINES = 4
+
+PHASES: tuple[Phase, ...] = ("decode", "prefill")
 
 #: A score has moved if it changed by more than this share; sums of other processors differ by less.
 EQUAL = 1e-3
@@ -51,19 +54,20 @@ def document(
 def _kinds(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return, by kind and phase, the errors of figures of enough machines."""
     by_id = {row.id: row for row in rows}
-    found: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+    found: dict[tuple[str, Phase], list[_Error]] = defaultdict(list)
     for one in predictions:
         row = by_id[one.id]
-        name = _kind_of(row)
-        if name is not None and one.predicted:
+        case = _case(row)
+        if case is not None and one.predicted:
             error = abs(math.log(one.predicted / one.measured))
-            found[name, one.phase].append((fold(row), error))
+            found[kind_of_case(case), one.phase].append(_Error(fold(row), error, known(case)))
     kinds: dict[str, Any] = defaultdict(dict)
-    for (name, phase), pairs in sorted(found.items()):
-        machines, errors = {machine for machine, _ in pairs}, [error for _, error in pairs]
+    for (name, phase), ones in sorted(found.items()):
+        machines, errors = {one.machine for one in ones}, [one.error for one in ones]
         if len(errors) >= FIGURES and len(machines) >= MACHINES:
             kinds[name][phase] = {
                 "figures": len(errors), "machines": len(machines),
+                "deviation": _pooled(ones, len(machines), fitted().own_error[phase]),
                 "median_error": math.expm1(statistics.median(errors)),
                 "within_80": math.exp(float(np.quantile(errors, 0.8))),
             }  # fmt: skip
@@ -71,26 +75,31 @@ def _kinds(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[str, 
 
 
 def _ratios(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return the error of the ratio of two engines' decode rates on one machine.
+    """Return, by phase, the error of the ratio of two engines' rates on one machine.
 
     A pair is two rows of a group that name engines of different rules.  Each group counts as much
     as any other, because a few have most of the pairs.
     """
+    found = {phase: _ratio(rows, predictions, phase) for phase in PHASES}
+    return {phase: one for phase, one in found.items() if one}
+
+
+def _ratio(
+    rows: Sequence[Row], predictions: Sequence[Prediction], phase: Phase
+) -> dict[str, Any]:  # fmt: skip
     groups: dict[str, list[tuple[Row, float]]] = defaultdict(list)
     for row, one in compared(rows, predictions):
-        if one.phase == "decode" and row.group.strip():
+        if one.phase == phase and row.group.strip():
             groups[row.group].append((row, math.log(ratio(one))))
     errors = {name: found for name, ones in groups.items() if (found := [*_pairs(ones)])}
     if not errors:
         return {}
     each = [(error, 1 / len(found)) for found in errors.values() for error in found]
     return {
-        "decode": {
-            "pairs": len(each), "groups": len(errors),
-            "machines": len({fold(groups[name][0][0]) for name in errors}),
-            "median_error": math.expm1(_weighted(each, 0.5)),
-            "within_80": math.exp(_weighted(each, 0.8)),
-        }
+        "pairs": len(each), "groups": len(errors),
+        "machines": len({fold(groups[name][0][0]) for name in errors}),
+        "median_error": math.expm1(_weighted(each, 0.5)),
+        "within_80": math.exp(_weighted(each, 0.8)),
     }  # fmt: skip
 
 
@@ -109,13 +118,35 @@ def _weighted(values: Sequence[tuple[float, float]], share: float) -> float:
     return ordered[min(int(np.searchsorted(sums, limit)), len(ordered) - 1)][0]
 
 
-def _kind_of(row: Row) -> str | None:
+class _Error(NamedTuple):
+    """A left-out error of a figure.
+
+    Attributes:
+        machine: with its author.
+        error: absolute logarithm of predicted over measured.
+        known: variance of what the row does not say, and of repetitions.
+    """
+
+    machine: str
+    error: float
+    known: float
+
+
+def _pooled(ones: Sequence[_Error], machines: int, of_all: float) -> float:
+    """Return a kind's deviation at which 80 % of its figures are covered, pooled with that of all.
+
+    Few machines say little: the deviation of all rows counts as `PRIOR_MACHINES` of them.
+    """
+    own = covering([(one.error, one.known) for one in ones])
+    both = (machines * own**2 + PRIOR_MACHINES * of_all**2) / (machines + PRIOR_MACHINES)
+    return float(f"{math.sqrt(both):.3g}")
+
+
+def _case(row: Row) -> Case | None:
     try:
-        case = case_of(row)
+        return case_of(row)
     except Unpredictable:
         return None
-    system = SYSTEMS.get(case.engine.name)
-    return None if system is None else kind(system, case.profile)
 
 
 # ------------------------------------------------------------------------------ the guard

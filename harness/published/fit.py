@@ -21,7 +21,7 @@ import numpy as np
 
 from moebench.harness import console
 from moebench.harness.published import errors
-from moebench.harness.published.case import NOISE, Case
+from moebench.harness.published.case import Case
 from moebench.harness.published.constants import (
     BY_NAME,
     COMPONENTS,
@@ -31,7 +31,9 @@ from moebench.harness.published.constants import (
     fitted,
     fold,
 )
-from moebench.harness.published.predict import EIGHTY, figures, left_out, predict, tokens
+from moebench.harness.published.coverage import covering, known
+from moebench.harness.published.kinds import own_deviations
+from moebench.harness.published.predict import figures, left_out, predict, tokens
 from moebench.harness.published.prediction import Phase
 from moebench.harness.published.rows import FOLDER, Row, read_rows, shipped
 from moebench.harness.published.simulate import milliseconds, names_of
@@ -141,7 +143,7 @@ def _weights(found: Sequence[Figure], folds: Sequence[str]) -> Vector:
     """Return each figure's weight: by what its row does not say, and by its machine's figures."""
     count = Counter(zip(folds, (phase for _, _, phase, _ in found), strict=True))
     return np.array([
-        SCALE**2 / (SCALE**2 + NOISE**2 + sum(sd**2 for sd in case.unsaid.values()))
+        SCALE**2 / (SCALE**2 + known(case))
         / math.sqrt(count[name, phase])
         for name, (_, case, phase, _) in zip(folds, found, strict=True)
     ])  # fmt: skip
@@ -173,15 +175,8 @@ def _own_errors(found: Sequence[Figure], errors: Sequence[float]) -> dict[Phase,
     of: dict[Phase, list[tuple[float, float]]] = defaultdict(list)
     for (row, case, phase, _), error in zip(found, errors, strict=True):
         if row.absolute:
-            known = NOISE**2 + sum(sd**2 for sd in case.unsaid.values())
-            of[phase].append((abs(error), known))
-    return {phase: _covering(pairs) for phase, pairs in of.items()}
-
-
-def _covering(pairs: Sequence[tuple[float, float]], share: float = 0.8) -> float:
-    """Return the deviation with which a share of errors are within their intervals."""
-    needed = sorted(math.sqrt(max(0.0, (error / EIGHTY) ** 2 - known)) for error, known in pairs)
-    return float(f"{needed[min(len(needed) - 1, math.ceil(share * len(needed)) - 1)]:.3g}")
+            of[phase].append((abs(error), known(case)))
+    return {phase: covering(pairs) for phase, pairs in of.items()}
 
 
 def changes(document: Mapping[str, Any]) -> list[list[str]]:
@@ -204,8 +199,12 @@ def main(arguments: Sequence[str]) -> None:
     document = fit(rows)
     _write(FILE, document)
     fitted.cache_clear()
-    in_sample = predict(rows)
-    _write(published_errors.FILE.name, errors.document(rows, in_sample, left_out(rows, in_sample)))
+    for _ in range(2):  # intervals, whose coverage is a score, need the deviations of kinds
+        in_sample = predict(rows)
+        found = errors.document(rows, in_sample, left_out(rows, in_sample))
+        _write(published_errors.FILE.name, found)
+        published_errors.shipped_errors.cache_clear()
+        own_deviations.cache_clear()
     console.table("constants", ["constant", "component", "fitted", "left out", "source"],
                   changes(document))  # fmt: skip
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from moebench.harness.published.case import NOISE, Case, Unpredictable, case_of
+from moebench.harness.published.case import Case, Unpredictable, case_of
 from moebench.harness.published.constants import Fitted, Values, fitted, fold, values_for
+from moebench.harness.published.coverage import EIGHTY, known
+from moebench.harness.published.kinds import kind_of_case, own_deviations
 from moebench.harness.published.prediction import Phase, Prediction
 from moebench.harness.published.rows import Row
 from moebench.harness.published.simulate import milliseconds, profile_of
-
-#: Factor of a standard deviation at the ends of an interval of 80 %.
-EIGHTY = 1.2816
+from moebench.results.published_errors import machine_kind
 
 #: Fewest rows that are worth other processes.
 MANY = 16
@@ -63,30 +63,54 @@ def predicted(row: Row, values: Values, found: Fitted) -> list[Prediction]:
     measured = [(phase, rate) for phase in row.phases if (rate := row.measured(phase)) is not None]
     try:
         case = case_of(row)
-        return [_prediction(case, values, found, phase, rate) for phase, rate in measured]
+        return [_prediction(row.id, case, values, found, phase, rate) for phase, rate in measured]
     except Unpredictable as why:
         return [Prediction(row.id, phase, rate, reason=str(why)) for phase, rate in measured]
 
 
 def _prediction(
-    case: Case, values: Values, found: Fitted, phase: Phase, measured: float
+    name: str, case: Case, values: Values, found: Fitted, phase: Phase, measured: float
 ) -> Prediction:
-    variance = NOISE**2 + found.own_error[phase] ** 2 + sum(sd**2 for sd in case.unsaid.values())
-    spread = math.exp(EIGHTY * math.sqrt(variance))
-    rate = tokens(case, phase) * 1e3 / milliseconds(case, values, phase)
+    rate, spread = rate_of(case, values, phase), math.exp(EIGHTY * deviation(case, phase, found))
     remarks = list(case.remarks)
     limit = _limit(case, values)
     if phase == "decode" and limit is not None and measured > limit:
         remarks.append(f"impossible as stated: the memory allows {limit:.3g} tokens/s at most")
     return Prediction(
-        case.row.id, phase, measured, rate, rate / spread, rate * spread, remarks=tuple(remarks)
+        name, phase, measured, rate, rate / spread, rate * spread, remarks=tuple(remarks)
     )
+
+
+def rate_of(case: Case, values: Values, phase: Phase) -> float:
+    """Return the simulated rate in tokens/s."""
+    return tokens(case, phase) * 1e3 / milliseconds(case, values, phase)
+
+
+def deviation(case: Case, phase: Phase, found: Fitted) -> float:
+    """Return the standard deviation of a rate's logarithm.
+
+    It combines repetitions, what is not said, and the model's own error.
+    The model's own is that of the kind of run where rows of enough machines are of this kind, with
+    each machine and author left out; else the largest of such machines, but at least that of all.
+    """
+    own = found.own_error[phase]
+    kinds = own_deviations(phase)
+    name, where = kind_of_case(case), machine_kind(case.profile)
+    if name in kinds:
+        own = kinds[name]
+    else:
+        own = max(own, *(one for key, one in kinds.items() if key.endswith(f", {where}")), 0.0)
+    return math.sqrt(known(case) + own**2)
+
+
+def is_checked(case: Case, phase: Phase) -> bool:
+    """Return whether rows of enough machines are of this kind of run."""
+    return kind_of_case(case) in own_deviations(phase)
 
 
 def tokens(case: Case, phase: Phase) -> float:
     """Return the tokens that the returned milliseconds are of."""
-    batch = case.row.batch or 1
-    return float(batch) if phase == "decode" else float(case.lengths.prompt) * batch
+    return float(case.batch * (1 if phase == "decode" else case.lengths.prompt))
 
 
 def _limit(case: Case, values: Values) -> float | None:

@@ -38,7 +38,7 @@ NATIVE = ("ggml", "ik", "kt")
 
 def milliseconds(case: Case, values: Values, phase: Phase) -> float:
     """Return the simulated milliseconds of a decoded token, or of the prompt."""
-    batch = case.row.batch or 1
+    batch = case.batch
     lengths, shape = case.lengths, case.shape
     decodes = phase == "decode"
     most = min(lengths.prompt, case.micro_batch)
@@ -63,7 +63,7 @@ def _hits(case: Case, values: Values) -> float:
     if not case.hot:
         return 0.0
     law = values["cache hits" if case.engine.caches else "static hits"]
-    return case.row.hit_rate or case.hot**law
+    return case.hit_rate or case.hot**law
 
 
 # ------------------------------------------------------------------------------ the engine
@@ -84,7 +84,9 @@ def _engine(case: Case, values: Values, model: Drawn) -> Engine:
     host_layers = len(shape.moe_layers) - len(here)
     hot = round(case.hot * shape.num_experts) * host_layers
     # Room for a layer's copies: fewer slots take as long where nothing overlaps, but more steps.
-    spare = shape.num_experts if rules.misses == "host" else 2 * shape.top_k * (case.row.batch or 1)
+    whole = rules.misses == "host" or rules.loads == "all"
+    spare = shape.num_experts * (1 + (rules.loads == "all")) if whole else (
+        2 * shape.top_k * case.batch)  # fmt: skip
     slots = len(here) * shape.num_experts + hot + (spare if host_layers else 0)
     timeline = Timeline(False)
     machine = SimulatedMachine(costs, timeline, overlap=system.overlap, blocking_copies=False)
@@ -101,7 +103,7 @@ def _system(case: Case) -> LlamaCpp:
     hot = Hot(hot=round(case.hot * case.shape.num_experts), first=case.first)
     if case.engine.misses == "link":
         return LlamaCpp(
-            place=hot, assign=LoadForOneUse(experts="active"), overlap=case.engine.overlap,
+            place=hot, assign=LoadForOneUse(experts=case.engine.loads), overlap=case.engine.overlap,
             pinned_copies=case.pinned, blocking_copies=False,
         )  # fmt: skip
     never = np.iinfo(np.int32).max
@@ -221,7 +223,7 @@ def names_of(case: Case, phase: Phase) -> list[str]:
     rows |= {"device products", "other products"} - {case.products}
     foreign |= rows | {"core AVX2" if case.wide else "core AVX-512"}
     foreign |= {"server reads", "desktop reads", "measured reads", "pool reads"} - {case.reads}
-    if (case.row.batch or 1) > 1:
+    if case.batch > 1:
         foreign -= OF_PROMPTS - rows
     return [name for name in COMPONENTS if name not in foreign]
 

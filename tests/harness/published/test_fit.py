@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from moebench.harness.published import fit
+from moebench.harness.published import coverage, fit
 from moebench.harness.published.constants import (
     COMPONENTS,
     CONSTANTS,
@@ -54,8 +54,8 @@ def test_figures_left_out_move_nothing() -> None:
 
 def test_intervals_cover_four_fifths() -> None:
     errors = [0.1 * n for n in range(1, 11)]
-    deviation = fit._covering([(error, 0.01) for error in errors])
-    covered = sum(e <= fit.EIGHTY * math.sqrt(deviation**2 + 0.01) * 1.01 for e in errors)
+    deviation = coverage.covering([(error, 0.01) for error in errors])
+    covered = sum(e <= coverage.EIGHTY * math.sqrt(deviation**2 + 0.01) * 1.01 for e in errors)
     assert covered == 8
 
 

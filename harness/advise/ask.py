@@ -1,0 +1,299 @@
+"""Reads a question from what a user types: model, format, parts of a machine, lengths."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from moebench.harness.advise.question import Hardware, Lengths, Question
+from moebench.harness.published.case import FAMILIES
+from moebench.substrate.errors import CheckpointError, UnknownNameError, UsageError
+from moebench.substrate.machines import compose
+from moebench.substrate.machines.parts import Pool, Processor, matches, memory_of, nearest, parts
+from moebench.substrate.machines.profile import is_file as is_profile
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.models.bits import bits_of, format_key, format_names
+from moebench.substrate.models.catalogue import find_name, is_file, model_shape, published_models
+from moebench.substrate.models.gguf_shape import is_gguf, read_gguf
+
+#: Lengths where none are typed: tokens of the prompt and of the answer, and least context.
+PROMPT, NEW, CONTEXT = 2048, 512, 8192
+
+#: Format where none is typed, by the beginning of a model's name.
+USUAL_FORMATS = {"gpt-oss": "mxfp4"}
+USUAL_FORMAT = "q4_k_m"
+
+#: Most tokens of a context whose positions no file states.
+MOST_CONTEXT = 2**20
+
+#: Positions of later versions of a model, by a word of their names.
+LONGER = {"2507": 262_144}
+
+#: Most texts that are decoded at the same time.
+MOST_BATCH = 256
+
+
+def question(
+    *, model: str, quant: str | None, hardware: Hardware, context: str | None = None,
+    prompt: str | None = None, new: str | None = None, batch: int = 1, lossless: bool = False,
+) -> Question:  # fmt: skip
+    """Return the question, with usual lengths and the usual format where none are given.
+
+    A context alone is filled by the prompt, so that rates are those at this context.
+
+    Raises:
+        UsageError: a name or a number is not allowed, or lengths do not fit into the context.
+        CheckpointError: a file of the model is missing, damaged, or holds no experts.
+    """
+    name = model if is_file(model) else find_name(model)
+    shape = model_shape(name)
+    if not shape.num_experts or not shape.moe_layers:
+        raise CheckpointError(f"{model}: is no Mixture-of-Experts model; advice is about experts")
+    if quant is None:
+        quant = "file" if is_gguf(model) else _usual_format(name)
+    if quant == "file" and not is_gguf(model):
+        raise UsageError("--quant file: allowed with a GGUF file; give --model FILE.gguf")
+    if is_gguf(model) and quant == "file":
+        read = read_gguf(Path(model))
+        bits, quant = read.stored.bits, read.format
+    else:
+        try:
+            bits = bits_of(quant)
+        except UnknownNameError:
+            raise UnknownNameError("format", quant, format_names(), "--quant") from None
+    positions = max([shape.max_positions, *(n for word, n in LONGER.items() if word in model)])
+    if not 1 <= batch <= MOST_BATCH:
+        raise UsageError(f"--batch {batch}: allowed: 1 to {MOST_BATCH}")
+    return Question(
+        model=name, shape=shape, quant=format_key(quant), bits=bits, hardware=hardware,
+        lengths=_lengths(name, positions, context, prompt, new), batch=batch,
+        lossless=lossless,
+    )  # fmt: skip
+
+
+def _usual_format(name: str) -> str:
+    found = (usual for begin, usual in USUAL_FORMATS.items() if name.startswith(begin))
+    return next(found, USUAL_FORMAT)
+
+
+def _lengths(
+    name: str, positions: int, context: str | None, prompt: str | None, new: str | None
+) -> Lengths:
+    room = None if context is None else tokens("--context", context, least=256)
+    answer = NEW if new is None else tokens("--tokens", new, least=1)
+    if prompt is not None:
+        asked = tokens("--prompt", prompt, least=0)
+    elif room is not None:
+        answer = min(answer, max(1, room // 4)) if new is None else answer
+        asked = max(0, room - answer)
+    else:
+        asked = PROMPT
+    needed = asked + answer
+    if room is None:
+        room = max(CONTEXT, -(-needed // 256) * 256)
+        room = min(room, max(positions, needed))
+    if needed > room:
+        raise UsageError(
+            f"a prompt of {asked:,} tokens and an answer of {answer:,} do not fit into a context "
+            f"of {room:,}; give --context {needed} or shorter texts"
+        )
+    entry = published_models().get(name)
+    stated = entry is None or entry.shape is None
+    most = positions if stated else max(positions, MOST_CONTEXT)
+    if room > most:
+        raise UsageError(f"--context {room}: {name} has {positions:,} positions at most")
+    return Lengths(room, asked, answer)
+
+
+def tokens(option: str, typed: str, least: int) -> int:
+    """Return a number of tokens: ``32768``, ``32k`` (of 1,024) or ``1m``.
+
+    Raises UsageError: it is no such number, or less than ``least``.
+    """
+    said = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([km]?)", typed.strip().lower().replace(",", ""))
+    value = float(said[1]) * {"": 1, "k": 1024, "m": 1024**2}[said[2]] if said else math.nan
+    if not least <= value <= 2**24 or value != int(value):
+        raise UsageError(
+            f"{option} {typed!r}: allowed: tokens from {least}, as a number or with k (1,024), "
+            "such as 32k"
+        )
+    return int(value)
+
+
+# ------------------------------------------------------------------------------ the machine
+
+
+def hardware(
+    *, gpu: str | None = None, cpu: str | None = None, ram: str | None = None,
+    memory: str | None = None, bandwidth: float | None = None, link: str | None = None,
+    copies: float | None = None, disk: str | None = None, machine: str | None = None,
+) -> Hardware:  # fmt: skip
+    """Return the machine that parts name.
+
+    Args:
+        gpu: ``rtx-3090``, ``2x RTX 3090``, ``rtx-3090*2``, a machine of one memory such as
+            ``strix-halo``, or ``none``.
+        cpu: a processor, with ``*2`` or ``2x`` for sockets.
+        ram: GB or GiB of the host's memory, which both mean GiB.
+        memory: ``ddr5-5600*2``: kind, rate and number of modules or channels.
+        bandwidth, copies: measured rates of the host's memory and of copies to the device, in GB/s.
+        machine: a list of parts, or the file of a calibrated machine, instead of the others.
+
+    Raises UsageError: an unknown part (with the nearest names), or parts that do not fit.
+    """
+    if machine is not None:
+        typed = {"--gpu": gpu, "--cpu": cpu, "--ram": ram, "--memory": memory, "--link": link}
+        other = next((name for name, value in typed.items() if value is not None), None)
+        if other:
+            raise UsageError(f"{other}: --machine names the whole machine; leave one out")
+        found = _machine(machine)
+    else:
+        found = _of_parts(gpu, cpu, ram, memory, link)
+    if disk is not None:
+        found = replace(found, disk=_part("--disk", disk, ("disks",)))
+    for option, value in (("--bandwidth", bandwidth), ("--copies", copies)):
+        if value is not None and not 0.1 <= value <= 20000:
+            raise UsageError(f"{option} {value:g}: allowed: GB/s from 0.1 to 20000")
+    return replace(found, reads_gb_s=bandwidth, copies_gb_s=copies)
+
+
+def _of_parts(
+    gpu: str | None, cpu: str | None, ram: str | None, memory: str | None, link: str | None
+) -> Hardware:
+    cards, name = (1, "") if gpu is None else _counted("--gpu", gpu)
+    if name.lower() in ("none", "no", "cpu", "cpu-only"):
+        name = ""
+    if name:
+        name = _part("--gpu", name, ("gpus", "pools"))
+    pool = parts().get(name)
+    if isinstance(pool, Pool):
+        for option, value in (("--cpu", cpu), ("--memory", memory), ("--link", link)):
+            if value is not None:
+                raise UsageError(f"{option} {value}: {pool.name} has its own; leave it out")
+        size = None if ram is None else gib("--ram", ram)
+        low, high = pool.memory_gib
+        if size is not None and not low <= size <= high:
+            raise UsageError(f"--ram {ram}: {pool.name} is sold with {low:g} to {high:g} GB")
+        return Hardware(gpu=name, ram_gib=size)
+    sockets, processor = (None, "") if cpu is None else _counted("--cpu", cpu)
+    if processor:
+        processor = _processor(processor)
+    kind, channels = ("", None) if memory is None else _modules(memory)
+    found = Hardware(
+        gpu=name, cards=cards, cpu=processor, sockets=sockets if cpu is not None else None,
+        ram_gib=None if ram is None else gib("--ram", ram), memory=kind, channels=channels,
+        link="" if link is None else _part("--link", link, ("links",)),
+    )  # fmt: skip
+    _fit(found)
+    return found
+
+
+def _fit(found: Hardware) -> None:
+    """Refuse parts that exclude each other.
+
+    Raises UsageError: as `compose.build`.
+    """
+    if found.cpu and not matches(found.cpu):
+        return  # another processor stands for it
+    compose.build(machine_text(found))
+
+
+def machine_text(found: Hardware) -> str:
+    """Return a machine as a list of parts, such as ``rtx-3090+ryzen-9-5950x+ram=64``."""
+    words = [found.gpu + (f"*{found.cards}" if found.cards > 1 else "") if found.gpu else
+             compose.CPU_ONLY]  # fmt: skip
+    if found.cpu and matches(found.cpu):
+        words.append(found.cpu + (f"*{found.sockets}" if (found.sockets or 1) > 1 else ""))
+    if found.memory:
+        words.append(found.memory.lower() + (f"*{found.channels}" if found.channels else ""))
+    if found.ram_gib is not None:
+        words.append(f"ram={found.ram_gib:g}")
+    return "+".join([*words, *filter(None, (found.link, found.disk))])
+
+
+def _machine(typed: str) -> Hardware:
+    if is_profile(typed):
+        return Hardware(gpu="", profile=load_profile(typed))
+    if not compose.is_composed(typed):
+        raise UsageError(
+            f"--machine {typed}: advice needs parts, such as rtx-3090+ryzen-9-5950x+ram=64, or the "
+            "file of a calibrated machine"
+        )
+    built = compose.build(typed)
+    pool = isinstance(built.host, Pool)
+    gpu = built.host.key if pool else "" if built.gpu is None else built.gpu.key
+    named = any(word.partition("*")[0] == built.host.key for word in built.named)
+    memory = "" if built.memory is None or pool else f"{built.memory}-{built.rate}"
+    return Hardware(
+        gpu=gpu, cards=built.cards, cpu=built.host.key if named and not pool else "",
+        sockets=built.sockets if named and not pool else None, ram_gib=built.ram_gib,
+        memory=memory if built.modules is not None or named else "",
+        channels=None if pool or built.modules is None else built.channels,
+        link="" if built.link is None else built.link.key, disk=built.disk.key,
+    )  # fmt: skip
+
+
+def _counted(option: str, typed: str) -> tuple[int, str]:
+    """Return the number and the name of ``2x NAME`` or ``NAME*2``."""
+    said = re.fullmatch(r"\s*(?:(\d+)\s*x\s+)?(.*?)(?:\s*\*\s*(\d+))?\s*", typed, re.IGNORECASE)
+    dual = re.fullmatch(r"\s*dual\s+(.*)", typed, re.IGNORECASE)
+    if dual:
+        return 2, dual[1]
+    assert said is not None
+    number = int(said[1] or said[3] or 1)
+    if not said[2] or not 1 <= number <= compose.MOST_CARDS:
+        raise UsageError(f"{option} {typed!r}: allowed: a name, or NAME*N with N from 1 to 16")
+    return number, said[2]
+
+
+def _part(option: str, typed: str, kinds: tuple[str, ...]) -> str:
+    """Return the key of a part of these kinds.
+
+    Raises UsageError: none or several have this name; the message has the nearest ones.
+    """
+    text = re.sub(r"\(.*?\)", "", typed).strip()
+    found = [key for key in matches(text) if parts()[key].group in kinds]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{option} {typed!r}: may be {' or '.join(sorted(found))}; give one")
+    close = nearest(text, kinds)
+    offer = f"nearest: {', '.join(close)}; " if close else ""
+    raise UsageError(f"{option} {typed!r}: unknown; {offer}all: moebench machines list --parts")
+
+
+def _processor(typed: str) -> str:
+    """Return a processor's key, or the name of one that another of its family stands for."""
+    text = re.sub(r"\(.*?\)", "", typed).strip()
+    found = [key for key in matches(text) if isinstance(parts()[key], Processor)]
+    if len(found) == 1:
+        return found[0]
+    if any(re.search(family, typed.lower()) for family, _ in FAMILIES):
+        return typed
+    return _part("--cpu", typed, ("processors",))
+
+
+def _modules(typed: str) -> tuple[str, int | None]:
+    name, star, count = typed.partition("*")
+    found = memory_of(name)
+    if found is None:
+        raise UsageError(f"--memory {typed!r}: allowed: ddr4-3200, ddr5-5600*2 and the like")
+    number = int(count) if count.strip().isdigit() else 0
+    if star and not 1 <= number <= 64:
+        raise UsageError(f"--memory {typed!r}: allowed after *: the number of modules, 1 to 64")
+    return f"{found[0]}-{found[1]}", number or None
+
+
+def gib(option: str, typed: str) -> float:
+    """Return a size of memory in GiB: ``64``, ``64GB`` and ``64 GiB`` are the same modules.
+
+    Raises UsageError: it is no size from 1 GiB to 32 TiB.
+    """
+    said = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gi?b?|ti?b?)?", typed.strip().lower())
+    value = float(said[1]) * (1024 if (said[2] or "").startswith("t") else 1) if said else 0.0
+    if not compose.LEAST_RAM <= value <= compose.MOST_RAM:
+        raise UsageError(
+            f"{option} {typed!r}: allowed: GB or GiB from {compose.LEAST_RAM} to "
+            f"{compose.MOST_RAM}, such as 64"
+        )
+    return value
