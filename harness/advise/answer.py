@@ -6,7 +6,7 @@ author were left out.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -28,7 +28,10 @@ from moebench.substrate.errors import UsageError
 ROWS = 8
 
 #: How much faster another configuration of an engine has to be to have a row of its own.
-GAIN = 1.03
+GAIN = 1.1
+
+#: What the quality of configurations that change no output begins with.
+LOSSLESS = "lossless"
 
 #: Standard deviation of the logarithm of a rate with reads of a mapped file, which nobody measured.
 PAGING = 0.8
@@ -97,6 +100,7 @@ class Answers:
         verdict: whether the model fits on the machine, and the numbers that decide.
         largest_context: the largest one that fits with any engine that was asked.
         left_out: why an engine has no row, by its name.
+        assumed: the parts that the question does not name.
     """
 
     question: Question
@@ -104,11 +108,13 @@ class Answers:
     verdict: str
     largest_context: int
     left_out: dict[str, str]
+    assumed: str = ""
 
 
 def answers(
     question: Question, engines: Sequence[str] = (), forced: Configuration | None = None,
-    binding: bool = True,
+    binding: bool = True, told: Callable[[str], None] = lambda line: None,
+    systems_only: bool = False,
 ) -> Answers:  # fmt: skip
     """Return the configurations of engines on a machine, the fastest request first.
 
@@ -116,10 +122,14 @@ def answers(
         engines: keys of `RULES`; none are those that users run.
         forced: a configuration that is among the rows, whether it fits or not.
         binding: also find what binds each row, which takes five more simulations of each.
+        told: called with a line for each engine.
+        systems_only: ask no engine that is not named.
 
     Raises UsageError: the machine cannot be simulated.
     """
-    names = list(engines) or [name for name, rules in RULES.items() if rules.by_default]
+    names = list(engines)
+    if not names and not systems_only:
+        names = [name for name, rules in RULES.items() if rules.by_default]
     if forced is not None and forced.engine not in names:
         names.append(forced.engine)
     found: list[Answer] = []
@@ -132,14 +142,31 @@ def answers(
         found += mine
         if not mine:
             left_out[name] = engine.why
+        elif best := min(mine, key=lambda one: one.request_s):
+            told(f"{name}: {best.decode.value:.3g} tokens/s, {best.config}")
     rows = _chosen(found)
     _tie(rows)
     if binding:
         for row in rows:
             _bind(question, row)
     largest = max(contexts, default=0)
-    return Answers(question=question, rows=rows, verdict=_verdict(question, rows, largest),
-                   largest_context=largest, left_out=left_out)  # fmt: skip
+    return Answers(
+        question=question, rows=rows, verdict=_verdict(question, rows, largest),
+        largest_context=largest, left_out=left_out, assumed=assumed_of(question),
+    )  # fmt: skip
+
+
+def assumed_of(question: Question) -> str:
+    """Return what of the machine nobody named, as the composed profile says it; "" if nothing."""
+    profile = host_of(question, RULES["llama.cpp"].engine, []).profile
+    return profile.description.partition("not named, so assumed: ")[2]
+
+
+def with_others(found: Answers, rows: Sequence[Answer], left_out: Mapping[str, str]) -> Answers:
+    """Return answers with further rows, ranked and tied anew."""
+    every = _chosen([*found.rows, *rows])
+    _tie(every)
+    return replace(found, rows=every, left_out={**found.left_out, **left_out})
 
 
 class _Asked:
@@ -306,7 +333,12 @@ def _chosen(found: Sequence[Answer]) -> list[Answer]:
     """
     ordered = sorted(found, key=lambda one: one.request_s)
     ordered = [one for one in ordered if one.fits != "does not fit" or one.forced]
-    ordered = [one for one in ordered if one.forced or not _repeats(one, ordered)]
+    exact_first = sorted(ordered, key=lambda one: one.request_s * _handicap(one))
+    worth: list[Answer] = []
+    for one in exact_first:
+        if one.forced or not _repeats(one, worth):
+            worth.append(one)
+    ordered = sorted(worth, key=lambda one: one.request_s)
     first: list[Answer] = []
     seen = set[str]()
     for one in ordered:
@@ -319,22 +351,26 @@ def _chosen(found: Sequence[Answer]) -> list[Answer]:
     return sorted(kept, key=lambda one: one.request_s)
 
 
-def _repeats(one: Answer, ordered: Sequence[Answer]) -> bool:
-    """Return whether another configuration of the engine is as good, and not less exact.
+def _handicap(one: Answer) -> float:
+    """Return the factor by which a configuration that is not exact has to be faster."""
+    return 1.0 if one.quality.startswith(LOSSLESS) else GAIN
 
-    A better one has to be `GAIN` faster in one of both rates.
+
+def _repeats(one: Answer, better: Sequence[Answer]) -> bool:
+    """Return whether a better configuration of the engine is as exact and as fast in both phases.
+
+    A configuration has to be `GAIN` faster in decode or in prefill to have a row of its own.
     """
 
     def rates(row: Answer) -> tuple[float, float]:
         return row.decode.value, 0.0 if row.prefill is None else row.prefill.value
 
     return any(
-        other is not one and other.engine == one.engine and not other.forced
-        and other.quality in (one.quality, "lossless")
+        other.engine == one.engine and not other.forced
+        and (other.quality == one.quality or other.quality.startswith(LOSSLESS))
         and all(theirs * GAIN >= mine
                 for theirs, mine in zip(rates(other), rates(one), strict=True))
-        and (rates(other), other.quality) != (rates(one), one.quality)
-        for other in ordered
+        for other in better
     )  # fmt: skip
 
 
@@ -368,7 +404,7 @@ def _quality(config: Configuration, rules: Rules, question: Question) -> str:
         lossy.append(f"{config.experts_used} of {question.shape.top_k} experts a token")
     if lossy:
         return ", ".join(lossy)
-    return "lossless" if rules.routed is None else "lossless, weights in bf16"
+    return LOSSLESS if rules.routed is None else f"{LOSSLESS}, weights in bf16"
 
 
 def in_words(config: Configuration, question: Question) -> str:

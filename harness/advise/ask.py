@@ -105,6 +105,20 @@ def _lengths(
     return Lengths(room, asked, answer)
 
 
+def with_context(asked: Question, context: int) -> Question:
+    """Return the question with another context, whose prompt is as long as it was if it fits.
+
+    Raises UsageError: the texts do not fit into the context.
+    """
+    old = asked.lengths
+    if old.prompt + old.new > context:
+        raise UsageError(
+            f"-c {context}: a prompt of {old.prompt:,} tokens and an answer of {old.new:,} do not "
+            "fit; give --prompt and --tokens"
+        )
+    return replace(asked, lengths=old._replace(context=context))
+
+
 def tokens(option: str, typed: str, least: int) -> int:
     """Return a number of tokens: ``32768``, ``32k`` (of 1,024) or ``1m``.
 

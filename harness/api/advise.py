@@ -1,0 +1,226 @@
+"""Answers what to run on a machine: what `moebench advise` and `moebench.advise` do."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moebench.harness.advise.commands import command
+from moebench.harness.advise.config import parse_config
+from moebench.harness.advise.engines import find_engine
+
+from moebench.harness.advise import ask, kept
+from moebench.harness.advise.answer import Answer, Answers, Rate, answers, with_others
+from moebench.harness.advise.question import Hardware, Question
+from moebench.harness.advise.rules import RULES
+from moebench.harness.api.frames import frame_of
+from moebench.results.store_hints import DEFAULT_STORE
+from moebench.substrate.errors import MoeBenchError, UnknownNameError
+from moebench.systems.registry import SYSTEMS
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Called with a line for what has been found so far.
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The answer to a question, as plain values.
+
+    Attributes:
+        document: ``question``, ``verdict``, ``largest_context``, ``answers``, ``left_out`` and
+            ``buy``, as ``moebench advise --json`` prints them.
+        cached: whether it was computed before, from the same content.
+    """
+
+    document: dict[str, Any]
+    cached: bool = False
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """The rows, best first: engine, configuration, commands, rates, memory, verdict."""
+        return list(self.document["answers"])
+
+    def frame(self) -> "pandas.DataFrame":
+        """Return a data frame with a row for each answer.
+
+        Raises UsageError: pandas is not installed.
+        """
+        return frame_of([
+            {**{key: value for key, value in one.items() if not isinstance(value, dict | list)},
+             **one["memory"]}
+            for one in self.answers
+        ])  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return str(self.frame().to_html())
+
+
+def advise(
+    model: str, *, quant: str | None = None, gpu: str | None = None, cpu: str | None = None,
+    ram: str | float | None = None, memory: str | None = None, bandwidth: float | None = None,
+    link: str | None = None, copies: float | None = None, disk: str | None = None,
+    machine: str | None = None, context: str | int | None = None,
+    prompt: str | int | None = None, tokens: str | int | None = None, batch: int = 1,
+    lossless: bool = False, engines: Sequence[str] = (), config: str | None = None,
+    buy: bool = False, store: Path | str = DEFAULT_STORE, fresh: bool = False,
+    told: Told = lambda line: None,
+) -> Advice:  # fmt: skip
+    """Return what to run on a machine: engines and configurations, how fast, and the commands.
+
+        moebench.advise("gpt-oss-120b", gpu="rtx-3090", cpu="ryzen-5950x", ram=64).frame()
+
+    Args:
+        model: a published name, or a GGUF file.
+        quant: format of the weights [q4_k_m, mxfp4 of gpt-oss, or the GGUF file's].
+        gpu: the card, ``rtx-3090*2`` for two, or a machine with one memory.
+        cpu: the processor, ``xeon-6454s*2`` for two sockets.
+        ram: memory in GiB.
+        memory: kind, rate and number of modules: ``ddr5-5600*2``.
+        bandwidth: measured bandwidth of the host's memory in GB/s.
+        link: such as ``pcie4x16``.
+        copies: measured rate of copies to the device in GB/s.
+        disk: such as ``nvme4``.
+        machine: all parts as one text, or the file of a calibrated machine.
+        context: tokens that the KV cache has room for.
+        prompt, tokens: lengths of prompt and answer.
+        engines: engines, or systems of moebench [those that users run].
+        config: an engine's options that are among the rows, whatever they cost.
+        buy: also find what purchases would gain.
+        store: folder for runs of moebench's systems.
+        fresh: compute again what is kept from before.
+        told: called with lines on the progress.
+
+    No parts at all are those of this computer.
+
+    Raises MoeBenchError: one line that says what, where and what is allowed.
+    """
+    named = any(one is not None for one in (gpu, cpu, ram, memory, link, machine))
+    parts = ask.hardware(
+        gpu=gpu, cpu=cpu, ram=None if ram is None else f"{ram}", memory=memory,
+        bandwidth=bandwidth, link=link, copies=copies, disk=disk, machine=machine,
+    ) if named else this_computer(told)  # fmt: skip
+    names, systems = _engines(engines)
+    question = ask.question(
+        model=model, quant=quant, hardware=parts,
+        context=None if context is None else str(context),
+        prompt=None if prompt is None else str(prompt),
+        new=None if tokens is None else str(tokens), batch=batch, lossless=lossless,
+    )  # fmt: skip
+    forced = None
+    if config is not None:
+        shape = question.shape
+        forced = parse_config(
+            config, names[0] if len(names) == 1 else None, shape.moe_layers, shape.num_layers,
+            shape.num_experts,
+        )  # fmt: skip
+        if forced.context is not None and context is None:
+            question = ask.with_context(question, forced.context)
+    key = kept.key_of(repr((question, names, systems, forced, buy)))
+    before = None if fresh or systems else kept.read(key)
+    if before is not None:
+        return Advice(before, cached=True)
+    found = answers(question, names, None if forced is None else forced.configuration,
+                    told=told, systems_only=bool(systems) and not names)  # fmt: skip
+    if systems:
+        found = with_others(found, *_ours(question, systems, Path(store), told))
+    document = _document(found)
+    if buy:
+        from moebench.harness.advise.purchases import purchases
+
+        told("what purchases would gain: one answer for each")
+        document["buy"] = [
+            {"what": one.what, "gain_tok_s": _rate(one.gain),
+             "prefill_gain_tok_s": _rate(one.prefill_gain), "engine": one.best.engine,
+             "config": one.best.config, "decode_tok_s": one.best.decode.value}
+            for one in purchases(found, names)
+        ]  # fmt: skip
+    kept.write(key, document)
+    return Advice(json.loads(json.dumps(document)))
+
+
+def this_computer(told: Told) -> Hardware:
+    """Return this computer's hardware; what could not be read is told."""
+    from moebench.harness.advise.detect import this_computer as detect
+
+    found = detect()
+    for line in found.missing:
+        told(line)
+    return found.hardware
+
+
+def _engines(typed: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the engines and the systems of moebench among names.
+
+    Raises UnknownNameError: a name is neither.
+    """
+    names, systems = list[str](), list[str]()
+    for name in typed:
+        if name in SYSTEMS and name not in RULES:
+            systems.append(name)
+            continue
+        try:
+            names.append(find_engine(name))
+        except UnknownNameError:
+            raise UnknownNameError("engine", name, [*RULES, *SYSTEMS], "--engines") from None
+    return names, systems
+
+
+def _ours(
+    question: Question, systems: Sequence[str], store: Path, told: Told
+) -> tuple[list[Answer], dict[str, str]]:
+    """Return the answers of moebench's systems, and why others have none."""
+    from moebench.harness.advise.ours import system_answer
+
+    found, left_out = list[Answer](), dict[str, str]()
+    for system in systems:
+        told(f"{system}: a simulated run")
+        try:
+            found.append(system_answer(question, system, store))
+        except MoeBenchError as error:
+            left_out[system] = str(error)
+    return found, left_out
+
+
+# ------------------------------------------------------------------------------ plain values
+
+
+def _document(found: Answers) -> dict[str, Any]:
+    question = found.question
+    hardware = question.hardware
+    return {
+        "question": {
+            "model": question.model, "quant": question.quant,
+            "bits": question.bits._asdict(), "machine": ask.machine_text(hardware),
+            "assumed": found.assumed, **question.lengths._asdict(), "batch": question.batch,
+            "sources": hardware.sources,
+        },
+        "verdict": found.verdict, "largest_context": found.largest_context,
+        "answers": [_row(question, row) for row in found.rows], "left_out": found.left_out,
+    }  # fmt: skip
+
+
+def _row(question: Question, row: Answer) -> dict[str, Any]:
+    wanted = command(row.configuration, question)
+    prefill = row.prefill
+    return {
+        "engine": row.engine, "config": row.config,
+        "configuration": {k: v for k, v in asdict(row.configuration).items() if v is not None},
+        "command": list(wanted.lines), "version": wanted.version, "notes": list(wanted.notes),
+        "decode_tok_s": row.decode.value, "low": row.decode.low, "high": row.decode.high,
+        "prefill_tok_s": prefill and prefill.value, "prefill_low": prefill and prefill.low,
+        "prefill_high": prefill and prefill.high, "ttft_s": row.ttft_s,
+        "request_s": row.request_s,
+        "memory": {"device_gib": row.device_gib, "host_gib": row.host_gib,
+                   "disk_gib": row.disk_gib},
+        "quality": row.quality, "binds": row.binds, "shares": row.shares,
+        "verdict": row.verdict, "fits": row.fits, "checked": row.checked, "tied": row.tied,
+        "forced": row.forced, "remarks": list(row.remarks),
+    }  # fmt: skip
+
+
+def _rate(rate: Rate | None) -> dict[str, float] | None:
+    return None if rate is None else rate._asdict()
