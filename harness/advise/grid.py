@@ -44,13 +44,12 @@ class GridRow(NamedTuple):
         config: the configuration in words.
         decode, decode_low, decode_high: tokens/s, and the ends of the interval of 80 %.
         prefill, prefill_low, prefill_high: tokens/s of a prompt.
-        device_gb, host_gb, disk_gb: GB in each place.
-        binds: what limits the decode rate.
-        verdict: how it fits.
+        device_gib, host_gib, disk_gib: weights, caches and buffers by place, in GiB.
+        binds: what the time of a decoded token depends on most.
+        verdict: whether it fits.
         remarks: what was assumed, one a line.
         lossless: whether it computes what the file's weights define.
-        checked: whether published measurements of such a run exist.
-        tied: whether the best row's interval holds its rate.
+        checked: whether rates of this kind were compared with published ones.
         command: lines to type; `CONTEXT_MARK` stands for the context.
         notes: on the command, one a line.
     """
@@ -63,16 +62,15 @@ class GridRow(NamedTuple):
     prefill: float | None
     prefill_low: float | None
     prefill_high: float | None
-    device_gb: float | None
-    host_gb: float | None
-    disk_gb: float | None
+    device_gib: float | None
+    host_gib: float | None
+    disk_gib: float | None
     quality: str
     binds: str
     verdict: str
     remarks: str
     lossless: bool
     checked: bool
-    tied: bool
     command: str
     notes: str
 
@@ -83,9 +81,10 @@ class Point(NamedTuple):
     Attributes:
         machine: index of the machine in the grid.
         context: tokens that the KV cache has room for.
-        fits: whether an answer needs no disk and no smaller context.
-        verdict: a sentence with the number that decides.
-        largest_context: tokens that fit, if that is known.
+        fits: whether an answer fits into the memories.
+        verdict: a sentence with the numbers that decide.
+        largest_context: tokens that fit on the device, if that is known.
+        left_out: engines without an answer and their reasons, one a line.
     """
 
     machine: int
@@ -95,7 +94,23 @@ class Point(NamedTuple):
     fits: bool
     verdict: str
     largest_context: int | None
+    left_out: str
     rows: tuple[GridRow, ...]
+
+
+class Ties(NamedTuple):
+    """Factors between two requests' times, within which 80 % of such ratios are.
+
+    Attributes:
+        decode, prefill: of the rates of two engines.
+        same: of two configurations of one engine.
+        paging: in addition, where one of both reads a mapped file.
+    """
+
+    decode: float
+    prefill: float
+    same: float
+    paging: float
 
 
 class InterpolationError(NamedTuple):
@@ -120,12 +135,14 @@ class Grid:
     Attributes:
         version: of moebench.
         lengths: what prompts and answers the rates are of, in words.
+        ties: when two rows do not differ.
         between: contexts that the page offers in addition, by interpolation.
         errors: of interpolation, by phase; empty if they were not measured.
     """
 
     version: str
     lengths: str
+    ties: Ties
     machines: tuple[GridMachine, ...]
     points: tuple[Point, ...]
     between: tuple[int, ...] = ()
@@ -134,7 +151,8 @@ class Grid:
 
 #: Fields of rows by how they are stored.
 _TEXTS = ("engine", "config", "quality", "binds", "verdict", "remarks", "command", "notes")
-_FLAGS = ("lossless", "checked", "tied")
+_POINT_TEXTS = ("model", "quant", "verdict", "left_out")
+_FLAGS = ("lossless", "checked")
 
 
 class _Texts:
@@ -152,7 +170,7 @@ def to_columns(grid: Grid) -> dict[str, Any]:
     texts = _Texts()
     rows = [row for point in grid.points for row in point.rows]
     points = {name: [getattr(point, name) for point in grid.points] for name in Point._fields}
-    points |= {name: [*map(texts, points[name])] for name in ("model", "quant", "verdict")}
+    points |= {name: [*map(texts, points[name])] for name in _POINT_TEXTS}
     points |= {"fits": [*map(int, points["fits"])], "rows": [len(p.rows) for p in grid.points]}
     columns: dict[str, list[Any]] = {}
     for name in GridRow._fields:
@@ -163,6 +181,7 @@ def to_columns(grid: Grid) -> dict[str, Any]:
         "format": FORMAT,
         "version": grid.version,
         "lengths": grid.lengths,
+        "ties": [*map(rounded, grid.ties)],
         "machines": [[*machine] for machine in grid.machines],
         "between": [*grid.between],
         "errors": [[one.phase, one.figures, *map(rounded, one[2:])] for one in grid.errors],
@@ -187,13 +206,11 @@ def from_columns(found: Any, source: str = "grid") -> Grid:
         columns |= {name: [*map(bool, columns[name])] for name in _FLAGS}
         rows = iter([GridRow(*one) for one in _zipped(columns, GridRow._fields)])
         points = dict(found["points"])
-        points |= {
-            name: [texts[at] for at in points[name]] for name in ("model", "quant", "verdict")
-        }
+        points |= {name: [texts[at] for at in points[name]] for name in _POINT_TEXTS}
         points["fits"] = [*map(bool, points["fits"])]
         points["rows"] = [tuple(next(rows) for _ in range(count)) for count in points["rows"]]
         return Grid(
-            version=found["version"], lengths=found["lengths"],
+            version=found["version"], lengths=found["lengths"], ties=Ties(*found["ties"]),
             machines=tuple(GridMachine(*one) for one in found["machines"]),
             points=tuple(Point(*one) for one in _zipped(points, Point._fields)),
             between=tuple(found["between"]),

@@ -27,21 +27,19 @@ MEMORIES = {
     "ddr4-64": Memory("Ryzen 7 5800X", "ryzen-7-5800x", "DDR4-3200", 2, 64),
     "ddr5-96": Memory("Ryzen 9 9950X", "ryzen-9-9950x", "DDR5-5600", 2, 96),
     "ddr5-128": Memory("Ryzen 9 9950X", "ryzen-9-9950x", "DDR5-5600", 2, 128),
-    "epyc-256": Memory("EPYC 7763", "epyc-7763", "DDR4-3200", 8, 256),
     "epyc-512": Memory("EPYC 7763", "epyc-7763", "DDR4-3200", 8, 512),
     "epyc-768": Memory("EPYC 9354", "epyc-9354", "DDR5-4800", 12, 768),
 }
 
 #: Cards: the name on the page, the part, how many, and the keys of the memories.
 CARDS = (
-    ("RTX 3060 12 GB", "rtx-3060-12gb", 1, ("ddr4-32", "ddr4-64", "ddr5-96")),
+    ("RTX 3060 12 GB", "rtx-3060-12gb", 1, ("ddr4-64", "ddr4-32")),
     ("RTX 4060 Ti 16 GB", "rtx-4060-ti-16gb", 1, ("ddr4-64", "ddr5-96")),
-    ("RTX 5060 Ti 16 GB", "rtx-5060-ti-16gb", 1, ("ddr5-96", "ddr5-128")),
-    ("RTX 3090 24 GB", "rtx-3090", 1, ("ddr4-64", "ddr5-128", "epyc-256")),
-    ("2 × RTX 3090 24 GB", "rtx-3090", 2, ("ddr4-64", "ddr5-128", "epyc-512")),
-    ("RTX 4090 24 GB", "rtx-4090", 1, ("ddr4-64", "ddr5-96", "ddr5-128", "epyc-512")),
-    ("RTX 5080 16 GB", "rtx-5080", 1, ("ddr5-96", "ddr5-128")),
-    ("RTX 5090 32 GB", "rtx-5090", 1, ("ddr5-96", "ddr5-128", "epyc-768")),
+    ("RTX 5080 16 GB", "rtx-5080", 1, ("ddr5-96",)),
+    ("RTX 3090 24 GB", "rtx-3090", 1, ("ddr4-64", "ddr5-128")),
+    ("2 × RTX 3090 24 GB", "rtx-3090", 2, ("ddr5-128", "epyc-512")),
+    ("RTX 4090 24 GB", "rtx-4090", 1, ("ddr5-96", "epyc-512")),
+    ("RTX 5090 32 GB", "rtx-5090", 1, ("ddr5-128", "epyc-768")),
     ("RTX PRO 6000 96 GB", "rtx-pro-6000-blackwell-workstation", 1, ("ddr5-128", "epyc-768")),
     ("no card", "", 0, ("ddr4-64", "ddr5-128", "epyc-512", "epyc-768")),
 )
@@ -59,12 +57,12 @@ MODELS = {
     "gpt-oss-20b": ("mxfp4",),
     "qwen3-30b-a3b": ("q4_k_m", "q8_0"),
     "qwen3.5-35b-a3b": ("q4_k_m", "q8_0"),
-    "qwen3-next-80b-a3b": ("q4_k_m", "q2_k", "q8_0"),
+    "qwen3-next-80b-a3b": ("q4_k_m", "q8_0"),
     "qwen3-235b-a22b": ("q4_k_m", "q2_k"),
-    "glm-4.5-air": ("q4_k_m", "q2_k", "q8_0"),
+    "glm-4.5-air": ("q4_k_m", "q2_k"),
     "glm-4.7-flash": ("q4_k_m", "q8_0"),
     "minimax-m2.1": ("q4_k_m", "q2_k"),
-    "deepseek-v3": ("q4_k_m", "q2_k", "iq1_m"),
+    "deepseek-v3": ("q4_k_m", "q2_k"),
     "deepseek-v4-flash": ("q4_k_m", "q2_k"),
     "kimi-k2": ("q4_k_m", "q2_k"),
 }

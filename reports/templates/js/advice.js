@@ -43,8 +43,8 @@ const contextsOf = (choice) => {
 };
 
 // ------------------------------------------------------------------------------ choices
-const FIRST = { prompt: 1000, answer: 500 };
-const choice = { lossless: false, without: new Set(), row: null, sort: null, ...FIRST };
+// Lengths that are null fill the context, as in the grid.
+const choice = { lossless: false, without: new Set(), row: null, sort: null, prompt: null, answer: null };
 const LISTS = ["card", "memory", "model", "quant", "context"];
 
 // Returns the wanted value if it is allowed, else the preferred or first one.
@@ -63,7 +63,7 @@ const readHash = () => {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const name of ["card", "memory", "model", "quant"]) choice[name] = given.get(name);
   choice.context = number(given.get("context"));
-  for (const name of ["prompt", "answer"]) choice[name] = number(given.get(name)) ?? FIRST[name];
+  for (const name of ["prompt", "answer"]) choice[name] = number(given.get(name));
   choice.lossless = given.get("lossless") === "1";
   choice.without = new Set((given.get("without") ?? "").split(",").filter((name) => ENGINES.includes(name)));
   choice.row = given.get("row");
@@ -71,7 +71,7 @@ const readHash = () => {
 let written = null;
 const writeHash = () => {
   const kept = new URLSearchParams();
-  for (const name of [...LISTS, "prompt", "answer"]) kept.set(name, choice[name]);
+  for (const name of [...LISTS, "prompt", "answer"]) if (choice[name] !== null) kept.set(name, choice[name]);
   if (choice.lossless) kept.set("lossless", "1");
   if (choice.without.size) kept.set("without", [...choice.without].join(","));
   if (choice.row) kept.set("row", choice.row);
@@ -100,33 +100,49 @@ const interpolated = (all, context) => {
     }
     return found;
   });
-  const missing = at(low).size - rows.length;
-  return { low, high, missing, rows: rows.sort((a, b) => (b.decode ?? 0) - (a.decode ?? 0)) };
+  return { low, high, missing: at(low).size - rows.length, rows };
+};
+
+// Lengths of the request, its times, and the order of rows by them.
+const lengths = () => {
+  const answer = choice.answer ?? Math.max(1, Math.min(512, Math.floor(choice.context / 4)));
+  return { answer, prompt: choice.prompt ?? Math.max(1, choice.context - answer) };
+};
+const firstToken = (row) => (row.prefill ? lengths().prompt / row.prefill : null);
+const request = (row) => (row.decode ? (firstToken(row) ?? 0) + lengths().answer / row.decode : null);
+// The factor within which 80 % of the ratios of two requests' times are: harness/advise/answer.py.
+const ratioError = (row, best) => {
+  const [decode, prefill, same, paging] = grid.ties, pages = [row, best].map((one) => one.disk_gib > 0);
+  if (row.engine === best.engine && pages[0] === pages[1]) return same;
+  const share = (firstToken(row) ?? 0) / request(row);
+  return prefill ** share * decode ** (1 - share) * (pages.some(Boolean) ? paging : 1);
 };
 
 const answersOf = () => {
   const all = pointsOf(choice), exact = all.find((at) => points.context[at] === choice.context);
   const found = exact === undefined ? interpolated(all, choice.context) : { point: exact, rows: rowsOf(exact) };
-  const shown = found.rows.filter((row) => !(choice.lossless && !row.lossless) && !choice.without.has(row.engine));
+  const shown = found.rows.filter((row) => !(choice.lossless && !row.lossless) && !choice.without.has(row.engine))
+    .sort((a, b) => (request(a) ?? Infinity) - (request(b) ?? Infinity));
+  const [best, ...others] = shown;
+  others.forEach((row) => { row.tied = request(row) !== null && request(row) / request(best) < ratioError(row, best); });
   return { ...found, rows: shown.slice(0, 8), hidden: found.rows.length - shown.length };
 };
 
 // ------------------------------------------------------------------------------ texts
+const lines = (text) => text.split("\n").filter((one) => one.trim());
 const grouped = (value) => value.toLocaleString("en-US");
 const short = (value) => {
   if (value === null || value === undefined) return "–";
   return value >= 100 ? grouped(Math.round(value)) : String(Number(value.toPrecision(value < 1 ? 2 : 3)));
 };
 const seconds = (value) => (value === null ? "–" : value < 120 ? `${short(value)} s` : value < 7200 ? `${short(value / 60)} min` : `${short(value / 3600)} h`);
-const firstToken = (row) => (row.prefill ? choice.prompt / row.prefill : null);
-const request = (row) => (row.prefill && row.decode ? firstToken(row) + choice.answer / row.decode : null);
 const range = (row, phase) => {
   const ends = [row[`${phase}_low`], row[`${phase}_high`]];
   return ends.every((end) => end) ? `${short(ends[0])} to ${short(ends[1])}` : null;
 };
 const about = (row, text) => (row.between && text !== "–" ? `≈ ${text}` : text);
-const memoryText = (row) => [["device", row.device_gb], ["host", row.host_gb], ["disk", row.disk_gb]]
-  .filter(([, gb]) => gb).map(([place, gb]) => `${place} ${short(gb)}`).join(", ") || "–";
+const memoryText = (row) => [["device", row.device_gib], ["host", row.host_gib], ["disk", row.disk_gib]]
+  .filter(([, gib]) => gib).map(([place, gib]) => `${place} ${short(gib)}`).join(", ") || "–";
 
 const largestOf = (at) => points.largest_context[at];
 const verdictOf = (found) => {
@@ -146,14 +162,21 @@ const remarksOf = (found) => {
     ` Rates between ${grouped(points.context[found.low])} and ${grouped(points.context[found.high])} tokens, marked ≈; `
     + "configuration, memory and commands are those of the larger context."
     + (found.missing ? ` Left out: ${plural(found.missing, "row")} that the larger context does not have.` : "")));
-  if (choice.prompt + choice.answer > choice.context) notes.push(h("p", { class: "note", id: "too-long" },
-    `Prompt and answer have ${grouped(choice.prompt + choice.answer)} tokens, more than the context of ${grouped(choice.context)}.`));
+  const needed = lengths().prompt + lengths().answer;
+  if (needed > choice.context) notes.push(h("p", { class: "note", id: "too-long" },
+    `Prompt and answer have ${grouped(needed)} tokens, more than the context of ${grouped(choice.context)}.`));
   if (found.hidden) notes.push(h("p", { class: "caption", id: "hidden-rows" }, `${plural(found.hidden, "row")} hidden by the filters.`));
   return notes;
 };
 
+const leftOut = (found) => {
+  const reasons = lines(texts[points.left_out[found.point ?? found.high]]);
+  return reasons.length === 0 ? null : h("details", { id: "without-row", open: found.rows.length + found.hidden === 0 },
+    h("summary", {}, `engines without a row: ${reasons.length}`), h("ul", { class: "said" }, reasons.map((one) => h("li", {}, one))));
+};
+
 // ------------------------------------------------------------------------------ table, chart, commands
-const HEADS = ["engine and configuration", "decode, tokens/s", "prefill, tokens/s", "time to first token", "whole request", "memory, GB", "quality", "limited by"];
+const HEADS = ["engine and configuration", "decode, tokens/s", "prefill, tokens/s", "time to first token", "whole request", "memory, GiB", "quality", "limited by"];
 const line = (row, chosen) => {
   const rate = (phase) => h("td", { class: `number${row.between ? " between" : ""}`, "data-v": row[phase] ?? "" },
     about(row, short(row[phase])), range(row, phase) ? h("small", {}, range(row, phase)) : null);
@@ -165,7 +188,7 @@ const line = (row, chosen) => {
         row.checked ? h("span", { class: "chip measured" }, "checked") : null,
         h("small", {}, row.config)))),
     rate("decode"), rate("prefill"), time(firstToken(row)), time(request(row)),
-    h("td", { class: "words", "data-v": row.device_gb ?? "" }, memoryText(row), row.verdict ? h("small", {}, row.verdict) : null),
+    h("td", { class: "words", "data-v": row.device_gib ?? "" }, memoryText(row), row.verdict && row.verdict !== "fits" ? h("small", {}, row.verdict) : null),
     h("td", { class: "words" }, row.quality), h("td", { class: "words" }, row.binds));
 };
 const tableOf = (found, chosen) => {
@@ -230,7 +253,6 @@ const copy = async (text, block) => {
     h("span", {}, copied ? "Copied the commands." : "This browser does not let the page copy. The commands are selected: copy them by Ctrl+C."),
     h("button", { type: "button", class: "close", onclick: close, "aria-label": "close this message" }, "×"));
 };
-const lines = (text) => text.split("\n").filter((one) => one.trim());
 const commandOf = (row) => {
   const text = row.command.replaceAll("{context}", String(choice.context));
   const block = h("pre", { tabindex: 0 }, h("code", {}, text));
@@ -260,7 +282,7 @@ const showChoices = () => {
   fill("context", contextsOf(choice), (context) => grouped(context) + (isBetween(choice, context) ? " (interpolated)" : ""));
 };
 const showFields = () => {
-  for (const name of ["prompt", "answer"]) byId(name).value = choice[name];
+  for (const name of ["prompt", "answer"]) byId(name).value = choice[name] ?? "";
   byId("lossless").checked = choice.lossless;
   byId("engines").querySelectorAll("input").forEach((box) => { box.checked = !choice.without.has(box.value); });
 };
@@ -268,6 +290,7 @@ const refresh = (focusRow = false) => {
   const begun = performance.now();
   settle();
   showChoices();
+  for (const name of ["prompt", "answer"]) byId(name).placeholder = grouped(lengths()[name]);
   const found = answersOf();
   const chosen = found.rows.find((row) => row.key === choice.row) ?? found.rows[0] ?? {};
   byId("machine").textContent = `${grid.machines[machineOf(choice.card, choice.memory)][2]}; ${choice.model} in ${choice.quant}, context ${grouped(choice.context)}`;
@@ -275,7 +298,8 @@ const refresh = (focusRow = false) => {
   if (byId("verdict").textContent !== verdict) byId("verdict").textContent = verdict;
   byId("remarks").replaceChildren(...remarksOf(found));
   byId("table").replaceChildren(found.rows.length ? tableOf(found, chosen)
-    : h("p", { class: "note" }, found.hidden ? "All rows are hidden by the filters." : "No engine has a predicted rate here."));
+    : h("p", { class: "note" }, found.hidden ? "All rows are hidden by the filters." : "No engine has a predicted rate here."),
+    leftOut(found) ?? "");
   byId("chart").replaceChildren(chartOf(found.rows, chosen));
   byId("command").replaceChildren(...(chosen.key ? commandOf(chosen) : [h("p", { class: "none" }, "No commands.")]));
   if (focusRow) byId("table").querySelector("input:checked")?.focus({ preventScroll: true });
@@ -290,7 +314,7 @@ LISTS.forEach((name) => byId(name).addEventListener("change", (event) => {
 }));
 ["prompt", "answer"].forEach((name) => byId(name).addEventListener("input", (event) => {
   const value = number(event.target.value);
-  if (value !== null) { choice[name] = value; refresh(); }
+  if (value !== null || event.target.value === "") { choice[name] = value; refresh(); }
 }));
 byId("lossless").addEventListener("change", (event) => { choice.lossless = event.target.checked; refresh(); });
 byId("engines").addEventListener("change", (event) => {

@@ -9,6 +9,7 @@ from moebench.harness.advise.grid import (
     GridRow,
     InterpolationError,
     Point,
+    Ties,
 )
 from tests.reports.samples import HOSTILE
 
@@ -28,9 +29,9 @@ def row(engine: str = "llama.cpp", **changed: Any) -> GridRow:
         "engine": engine, "config": "28 of 36 layers' experts on the host, 2048 rows",
         "decode": rate, "decode_low": 0.8 * rate, "decode_high": 1.25 * rate,
         "prefill": 400.0, "prefill_low": 300.0, "prefill_high": 520.0,
-        "device_gb": 21.5, "host_gb": 48.2, "disk_gb": None, "quality": "lossless",
-        "binds": "host memory reads", "verdict": "", "remarks": "threads not said: 8",
-        "lossless": True, "checked": True, "tied": False,
+        "device_gib": 21.5, "host_gib": 48.2, "disk_gib": 0, "quality": "lossless",
+        "binds": "memory of the host", "verdict": "fits", "remarks": "threads not said: 8",
+        "lossless": True, "checked": True,
         "command": f"{engine}-server -m model.gguf \\\n  -c {CONTEXT_MARK} --n-cpu-moe 28",
         "notes": "for version b7000",
     }  # fmt: skip
@@ -41,8 +42,8 @@ def rows(scale: float) -> tuple[GridRow, ...]:
     """Three engines; the second has a loss, the third is slow."""
     return (
         row("llama.cpp", decode=30 / scale, config=f"{round(20 * scale)} layers on the host"),
-        row("ik_llama.cpp", decode=28 / scale, tied=True, lossless=False, quality="4-bit KV cache"),
-        row("vllm", decode=6 / scale, prefill=900 / scale, checked=False, binds=HOSTILE,
+        row("ik_llama.cpp", decode=28 / scale, lossless=False, quality="4-bit KV cache"),
+        row("vllm", decode=2 / scale, prefill=760 / scale, checked=False, binds=HOSTILE,
             command="", notes="", remarks=""),
     )  # fmt: skip
 
@@ -52,7 +53,7 @@ def point(machine: int, model: str, quant: str, context: int, **changed: Any) ->
     scale *= 0.7 if model == "qwen3-30b-a3b" else 1
     values: dict[str, Any] = {
         "machine": machine, "model": model, "quant": quant, "context": context, "fits": True,
-        "verdict": f"Fits: {20 * scale:.3g} of 24 GB.", "largest_context": 50_000,
+        "verdict": f"Fits: {20 * scale:.3g} of 24 GB.", "largest_context": 50_000, "left_out": "",
         "rows": rows(scale),
     }  # fmt: skip
     return Point(**values | changed)
@@ -68,10 +69,17 @@ def grid(**changed: Any) -> Grid:
     # Of the largest model without a card: nothing at the largest context, one engine at the next.
     at = [i for i, one in enumerate(points) if one.machine == 2 and one.model == "gpt-oss-120b"]
     none = "Does not fit: 71 GB of 64 GB."
-    points[at[2]] = points[at[2]]._replace(fits=False, verdict=none, largest_context=None, rows=())
+    points[at[2]] = points[at[2]]._replace(
+        fits=False,
+        verdict=none,
+        largest_context=None,
+        rows=(),
+        left_out="vllm: does not run with no card\nllama.cpp: needs 71 GiB",
+    )
     points[at[1]] = points[at[1]]._replace(rows=points[at[1]].rows[:1], largest_context=9000)
     values: dict[str, Any] = {
         "version": "1.2.3", "lengths": f"Rates are of {HOSTILE} texts.", "machines": MACHINES,
+        "ties": Ties(1.2, 1.5, 1.1, 2.0),
         "points": tuple(points), "between": (4096, 16384, 65536),
         "errors": (InterpolationError("decode", 240, 0.0042, 0.02, 0.061),),
     }  # fmt: skip

@@ -20,7 +20,10 @@ from tests.harness.advise.grids import CONTEXTS, grid, point, row
 
 @pytest.mark.parametrize("name", ["grid.json", "grid.json.gz"])
 def test_a_grid_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
-    rows = (row(decode=12.3, decode_low=None, disk_gb=0.5, prefill=1230.0), row("b", tied=True))
+    rows = (
+        row(decode=12.3, decode_low=None, disk_gib=0.5, prefill=1230.0),
+        row("b", checked=False),
+    )
     written = grid(points=(point(0, "m", "q", 2048, rows=rows), point(1, "m", "q", 8192, rows=())))
     rounded_rows = (rows[0]._replace(decode_high=15.4), rows[1])
     write_grid(tmp_path / name, written)

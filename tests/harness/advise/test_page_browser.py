@@ -55,9 +55,16 @@ def test_the_first_answer_is_the_grids(browser: Any, file: Path) -> None:
     tab, complaints = open_page(browser, file)
     assert texts(tab, "#verdict") == ["Fits: 25 of 24 GB."]
     assert texts(tab, "#largest") == ["Largest context that fits: 50,000 tokens."]
-    assert rates(tab) == {"llama.cpp": 24.0, "ik_llama.cpp": 22.4, "vllm": 4.8}
+    assert rates(tab) == {"llama.cpp": 24.0, "ik_llama.cpp": 22.4, "vllm": 1.6}
     first = tab.locator(".answers tbody tr").first.inner_text()
-    for part in ("19.2 to 30", "300 to 520", "2.5 s", "device 21.5, host 48.2", "checked"):
+    for part in (
+        "19.2 to 30",
+        "300 to 520",
+        "19.2 s",
+        "40.5 s",
+        "device 21.5, host 48.2",
+        "checked",
+    ):
         assert part in first
     assert texts(tab, "tr:nth-child(2) .chip") == ["tied", "checked"]
     assert HOSTILE in tab.locator(".answers").inner_text(), "a text, and no markup"
@@ -152,15 +159,38 @@ def test_what_does_not_fit_at_the_larger_context_is_left_out(browser: Any, file:
     assert tab.locator("#largest").count() == 0
     assert tab.locator("#chart .bar").count() == 0
     assert "No commands." in tab.locator("#command").inner_text()
+    assert texts(tab, "#without-row[open] li") == [
+        "vllm: does not run with no card", "llama.cpp: needs 71 GiB"
+    ]  # fmt: skip
+    assert complaints == []
+
+
+def test_rows_are_in_the_order_of_the_request_and_tied_within_the_error(
+    browser: Any, file: Path
+) -> None:
+    tab, complaints = open_page(browser, file)
+    tied = ".answers tr:has(.chip:text-is('tied')) b"
+    assert [*rates(tab)] == ["llama.cpp", "ik_llama.cpp", "vllm"]
+    assert texts(tab, tied) == ["ik_llama.cpp"]
+    tab.locator("#answer").fill("1")
+    assert [*rates(tab)] == ["vllm", "llama.cpp", "ik_llama.cpp"], "its prefill is the fastest"
+    # 7680 / 608 and 0.6 s against 7680 / 400: a ratio of 1.45, below 1.5.
+    assert texts(tab, tied) == ["llama.cpp", "ik_llama.cpp"]
+    tab.locator("#prompt").fill("1")
+    assert texts(tab, tied) == ["ik_llama.cpp"]
+    assert [*rates(tab)] == ["llama.cpp", "ik_llama.cpp", "vllm"]
     assert complaints == []
 
 
 def test_lengths_move_the_times(browser: Any, file: Path) -> None:
     tab, complaints = open_page(browser, file)
     times = ".answers tbody tr:first-child td:is(:nth-child(4), :nth-child(5))"
-    assert texts(tab, times) == ["2.5 s", "23.3 s"]  # 1000 / 400, and 500 / 24 more
+    # A prompt that fills the context: 7680 / 400, and 512 / 24 more.
+    assert texts(tab, times) == ["19.2 s", "40.5 s"]
+    assert tab.locator("#prompt").get_attribute("placeholder") == "7,680"
+    assert {"prompt", "answer"} & {*hash_of(tab)} == set()
     tab.locator("#prompt").fill("4000")
-    assert texts(tab, times) == ["10 s", "30.8 s"]
+    assert texts(tab, times) == ["10 s", "31.3 s"]
     tab.locator("#answer").fill("2400")
     assert texts(tab, times) == ["10 s", "110 s"]
     assert tab.locator("#too-long").count() == 0
@@ -169,6 +199,9 @@ def test_lengths_move_the_times(browser: Any, file: Path) -> None:
     assert texts(tab, times)[1] == "16.8 min"
     tab.locator("#answer").fill("0")
     assert hash_of(tab)["answer"] == "24000", "what is no length changes nothing"
+    for name in ("prompt", "answer"):
+        tab.locator(f"#{name}").fill("")
+    assert texts(tab, times) == ["19.2 s", "40.5 s"]
     assert complaints == []
 
 
