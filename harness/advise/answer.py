@@ -186,8 +186,9 @@ class _Asked:
         maker = maker_of(question.hardware.gpu)
         unsuited = maker not in rules.makers and not forced
         if unsuited:
-            device = {"processor": "no card"}.get(maker, f"a device of {maker.title()}")
-            self.why = f"does not run with {device}"
+            named = {"amd": "AMD", "intel": "Intel", "apple": "Apple", "nvidia": "NVIDIA"}
+            self.why = ("does not run without a card" if maker == "processor" else
+                        f"does not run on {named[maker]}'s devices")  # fmt: skip
             return []
         if rules.families and question.shape.family not in rules.families and not forced:
             self.why = f"does not run models of the family {question.shape.family}"
@@ -348,7 +349,12 @@ def _chosen(found: Sequence[Answer]) -> list[Answer]:
     others = [one for one in ordered if one not in first]
     kept = sorted(first, key=lambda one: not one.forced)[:ROWS]
     kept += others[: ROWS - len(kept)]
-    return sorted(kept, key=lambda one: one.request_s)
+    return sorted(kept, key=lambda one: (_unasked(one), one.request_s))
+
+
+def _unasked(one: Answer) -> bool:
+    """Return whether the time of a request lacks that of its prompt, which nobody computed."""
+    return one.engine not in RULES
 
 
 def _handicap(one: Answer) -> float:
@@ -379,6 +385,7 @@ def _tie(rows: Sequence[Answer]) -> None:
     if not rows:
         return
     best = rows[0]
+    best.tied = False
     for row in rows[1:]:
         row.tied = row.request_s / best.request_s < _ratio_error(row, best)
 

@@ -1,5 +1,6 @@
 """The configurations of an engine that advice compares, and the rest of one that a user forces."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -41,11 +42,27 @@ def candidates(question: Question, rules: Rules, engine: str, threads: int, room
     for kv in CACHES[: 1 if question.lossless else None]:
         found = [one for count in rows
                  for one in _placed(question, rules, Configuration(
-                     engine=engine, threads=threads, micro_batch=count, kv=kv, mapped=rules.maps,
+                     engine=engine, threads=threads, micro_batch=count, kv=kv,
                  ), room, alone)]  # fmt: skip
-        yield from found
+        yield from (_read_or_mapped(question, rules, one, room) for one in found)
         if any(one.host_layers == 0 for one in found):
             return  # all is on the device already
+
+
+def _read_or_mapped(
+    question: Question, rules: Rules, config: Configuration, room: Places
+) -> Configuration:
+    """Return the configuration with its file read into memory, or mapped where it is larger.
+
+    Copies from memory that an engine allocated itself are faster than those from a mapped file.
+    """
+    if not rules.maps:
+        return config
+    if config.repacked:
+        return replace(config, mapped=False)
+    need = needs(question, rules, config)
+    size = need.host + (need.device if room.device == math.inf else 0.0)
+    return replace(config, mapped=not room.one and size > room.host)
 
 
 def _placed(question: Question, rules: Rules, config: Configuration, room: Places,
@@ -65,7 +82,7 @@ def _placed(question: Question, rules: Rules, config: Configuration, room: Place
     if rules.layers:
         yield replace(config, host_layers=fewest)
         if config.engine == "ik_llama.cpp":
-            yield replace(config, host_layers=fewest, repacked=True, mapped=False)
+            yield replace(config, host_layers=fewest, repacked=True)
         return
     resident = most_resident(question, rules, config, room) if rules.holds else 0
     yield replace(config, host_layers=layers, resident=resident)
@@ -75,10 +92,11 @@ def completed(question: Question, rules: Rules, config: Configuration, threads: 
               alone: bool) -> Configuration:  # fmt: skip
     """Return a forced configuration with its open fields as the engine or the advice has them."""
     full = replace(
-        config, threads=config.threads or threads,
-        micro_batch=config.micro_batch or (512 if rules.maps else CHUNK), kv=config.kv or "f16",
-        mapped=rules.maps and not config.repacked if config.mapped is None else config.mapped,
-    )  # fmt: skip
+        config,
+        threads=config.threads or threads,
+        micro_batch=config.micro_batch or (512 if rules.maps else CHUNK),
+        kv=config.kv or "f16",
+    )
     layers = len(question.shape.moe_layers)
     if full.host_layers is None and full.whole_layers is not None:
         away = question.shape.num_layers - full.whole_layers
@@ -88,7 +106,7 @@ def completed(question: Question, rules: Rules, config: Configuration, threads: 
         full = replace(full, host_layers=layers if found is None else found.host_layers)
     if full.resident is None and rules.holds and full.host_layers:
         full = replace(full, resident=most_resident(question, rules, full, room))
-    return full
+    return full if full.mapped is not None else _read_or_mapped(question, rules, full, room)
 
 
 def largest_context(question: Question, rules: Rules, room: Places, most: int) -> int:

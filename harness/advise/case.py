@@ -68,7 +68,7 @@ def case_for(question: Question, rules: Rules, config: Configuration) -> Case:
             lengths.prompt + lengths.new // 2, max(1, lengths.prompt), 0, lengths.context
         ),
         micro_batch=max(1, config.micro_batch or 512),
-        pinned=engine.pinned if config.pinned is None else config.pinned, on_host=host.alone,
+        pinned=_pinned(engine, config), on_host=host.alone,
     )  # fmt: skip
     for what, said in unsaid:
         if what == "threads":
@@ -76,6 +76,13 @@ def case_for(question: Question, rules: Rules, config: Configuration) -> Case:
         if engine.misses == "host" or not _OF_HOST.search(what):
             case.assume(what, said)
     return case
+
+
+def _pinned(engine: Engine, config: Configuration) -> bool:
+    """Return whether copies are from page-locked memory, as llama.cpp's unless it maps its file."""
+    if config.pinned is not None:
+        return config.pinned
+    return engine.pinned or (engine.name == "llama.cpp" and config.mapped is False)
 
 
 def host_of(question: Question, engine: Engine, unsaid: list[tuple[str, str]]) -> Host:

@@ -22,6 +22,9 @@ CONTEXT_BYTES = 0.3e9
 #: Bytes of the host's memory that the system and the engine itself take.
 HOST_RESERVE = 4 * 2**30
 
+#: The same of a machine of one memory, and the least share of it that its GPU cannot have.
+POOL_RESERVE, POOL_SHARE = 8 * 2**30, 1 / 8
+
 #: Bytes of one value of the KV cache by its format.
 KV_BYTES = {
     "f16": 2.0, "bf16": 2.0, "f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
@@ -73,7 +76,7 @@ def places(profile: HardwareProfile) -> Places:
     """Return the usable memory of a machine."""
     ram = profile.host.memory.bytes
     if profile.pool:
-        return Places(max(0.0, ram - HOST_RESERVE), 0.0, one=True)
+        return Places(max(0.0, ram - max(POOL_RESERVE, POOL_SHARE * ram)), 0.0, one=True)
     return Places(profile.gpu.memory.bytes * FILLED, max(0.0, ram - HOST_RESERVE), one=False)
 
 

@@ -51,7 +51,8 @@ def system_answer(question: Question, system: str, store: Path) -> Answer:
     host = question.shape.routed_params * question.bits.routed / 8
     return Answer(
         engine=system, configuration=Configuration(engine=system),
-        config=f"simulated, {software}", decode=Rate(rate, rate / error.factor, rate * error.factor),
+        config=f"simulated, {software}",
+        decode=Rate(rate, rate / error.factor, rate * error.factor),
         prefill=None, ttft_s=None, request_s=question.lengths.new * question.batch / rate,
         device_gib=float(device) / GIB, host_gib=host / GIB, disk_gib=0.0,
         quality=_quality(question, system, document, store), verdict="fits", fits="fits",

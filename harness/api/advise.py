@@ -4,14 +4,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from moebench.harness.advise.commands import command
-from moebench.harness.advise.config import parse_config
-from moebench.harness.advise.engines import find_engine
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from moebench.harness.advise import ask, kept
 from moebench.harness.advise.answer import Answer, Answers, Rate, answers, with_others
+from moebench.harness.advise.commands import command
+from moebench.harness.advise.config import parse_config
+from moebench.harness.advise.engines import find_engine
 from moebench.harness.advise.question import Hardware, Question
 from moebench.harness.advise.rules import RULES
 from moebench.harness.api.frames import frame_of
@@ -59,23 +58,10 @@ class Advice:
         return str(self.frame().to_html())
 
 
-def advise(
-    model: str, *, quant: str | None = None, gpu: str | None = None, cpu: str | None = None,
-    ram: str | float | None = None, memory: str | None = None, bandwidth: float | None = None,
-    link: str | None = None, copies: float | None = None, disk: str | None = None,
-    machine: str | None = None, context: str | int | None = None,
-    prompt: str | int | None = None, tokens: str | int | None = None, batch: int = 1,
-    lossless: bool = False, engines: Sequence[str] = (), config: str | None = None,
-    buy: bool = False, store: Path | str = DEFAULT_STORE, fresh: bool = False,
-    told: Told = lambda line: None,
-) -> Advice:  # fmt: skip
-    """Return what to run on a machine: engines and configurations, how fast, and the commands.
+class Machine(TypedDict, total=False):
+    """Parts of a machine; none at all are those of this computer.
 
-        moebench.advise("gpt-oss-120b", gpu="rtx-3090", cpu="ryzen-5950x", ram=64).frame()
-
-    Args:
-        model: a published name, or a GGUF file.
-        quant: format of the weights [q4_k_m, mxfp4 of gpt-oss, or the GGUF file's].
+    Attributes:
         gpu: the card, ``rtx-3090*2`` for two, or a machine with one memory.
         cpu: the processor, ``xeon-6454s*2`` for two sockets.
         ram: memory in GiB.
@@ -85,30 +71,73 @@ def advise(
         copies: measured rate of copies to the device in GB/s.
         disk: such as ``nvme4``.
         machine: all parts as one text, or the file of a calibrated machine.
+    """
+
+    gpu: str | None
+    cpu: str | None
+    ram: str | float | None
+    memory: str | None
+    bandwidth: float | None
+    link: str | None
+    copies: float | None
+    disk: str | None
+    machine: str | None
+
+
+class Texts(TypedDict, total=False):
+    """Lengths of texts in tokens, as numbers or with k (1,024).
+
+    Attributes:
         context: tokens that the KV cache has room for.
-        prompt, tokens: lengths of prompt and answer.
+        prompt, tokens: of prompt and answer.
+        batch: texts that are decoded at the same time.
+    """
+
+    context: str | int | None
+    prompt: str | int | None
+    tokens: str | int | None
+    batch: int
+
+
+class Asked(Machine, Texts, total=False):
+    """A machine and lengths of texts."""
+
+
+def advise(
+    model: str, *, quant: str | None = None, lossless: bool = False, engines: Sequence[str] = (),
+    config: str | None = None, buy: bool = False, store: Path | str = DEFAULT_STORE,
+    fresh: bool = False, told: Told = lambda line: None, **asked: Unpack[Asked],
+) -> Advice:  # fmt: skip
+    """Return what to run on a machine: engines and configurations, how fast, and the commands.
+
+        moebench.advise("gpt-oss-120b", gpu="rtx-3090", cpu="ryzen-5950x", ram=64).frame()
+
+    Args:
+        model: a published name, or a GGUF file.
+        quant: format of the weights [q4_k_m, mxfp4 of gpt-oss, or the GGUF file's].
+        lossless: leave out what changes the model's outputs.
         engines: engines, or systems of moebench [those that users run].
         config: an engine's options that are among the rows, whatever they cost.
         buy: also find what purchases would gain.
         store: folder for runs of moebench's systems.
         fresh: compute again what is kept from before.
         told: called with lines on the progress.
-
-    No parts at all are those of this computer.
+        asked: parts of a machine and lengths of texts; see `Asked`.
 
     Raises MoeBenchError: one line that says what, where and what is allowed.
     """
-    named = any(one is not None for one in (gpu, cpu, ram, memory, link, machine))
-    parts = ask.hardware(
-        gpu=gpu, cpu=cpu, ram=None if ram is None else f"{ram}", memory=memory,
-        bandwidth=bandwidth, link=link, copies=copies, disk=disk, machine=machine,
-    ) if named else this_computer(told)  # fmt: skip
+    parts = {name: asked.get(name) for name in Machine.__annotations__}
+    if parts["ram"] is not None:
+        parts["ram"] = str(parts["ram"])
+    named = any(one is not None for one in parts.values())
+    found_here = ask.hardware(**parts) if named else this_computer(told)  # type: ignore[arg-type]
     names, systems = _engines(engines)
+    lengths = {name: None if asked.get(name) is None else str(asked.get(name))
+               for name in ("context", "prompt", "tokens")}  # fmt: skip
     question = ask.question(
-        model=model, quant=quant, hardware=parts,
-        context=None if context is None else str(context),
-        prompt=None if prompt is None else str(prompt),
-        new=None if tokens is None else str(tokens), batch=batch, lossless=lossless,
+        model=model, quant=quant, hardware=found_here, context=lengths["context"],
+        prompt=lengths["prompt"], new=lengths["tokens"], batch=asked.get("batch", 1),
+        lossless=lossless,
     )  # fmt: skip
     forced = None
     if config is not None:
@@ -117,7 +146,7 @@ def advise(
             config, names[0] if len(names) == 1 else None, shape.moe_layers, shape.num_layers,
             shape.num_experts,
         )  # fmt: skip
-        if forced.context is not None and context is None:
+        if forced.context is not None and lengths["context"] is None:
             question = ask.with_context(question, forced.context)
     key = kept.key_of(repr((question, names, systems, forced, buy)))
     before = None if fresh or systems else kept.read(key)
@@ -147,9 +176,9 @@ def this_computer(told: Told) -> Hardware:
     from moebench.harness.advise.detect import this_computer as detect
 
     found = detect()
-    for line in found.missing:
+    for line in found.unread:
         told(line)
-    return found.hardware
+    return found
 
 
 def _engines(typed: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -163,7 +192,7 @@ def _engines(typed: Sequence[str]) -> tuple[list[str], list[str]]:
             systems.append(name)
             continue
         try:
-            names.append(find_engine(name))
+            names.append(find_engine(name).key)
         except UnknownNameError:
             raise UnknownNameError("engine", name, [*RULES, *SYSTEMS], "--engines") from None
     return names, systems

@@ -1,4 +1,4 @@
-"""``moebench advise``: finds the system and α that meet a budget of time or accuracy."""
+"""``moebench advise``: what to run on a machine, or which system and α meet a budget."""
 
 import json as json_
 import os
@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,8 +33,11 @@ TO_TRY = 3
 
 
 @takes(
-    "setting", "model", "machine", "software", "weights", "precision", "workload", "batch",
+    "setting", "model", "machine", "software", "weights", "precision", "quant", "workload", "batch",
     "cache_ratio", "prompts", "new_tokens", "calibrate_texts", "seed",
+    model=Changed("Model: a name, or with parts a GGUF file."),
+    machine=Changed("Machine: a name, or its parts as one text, or a calibrated .yaml."),
+    batch=Changed("Texts that are decoded at the same time."),
     prompts=Changed("Prompts of each run.", default=QUICK_PROMPTS, min=1),
     new_tokens=Changed(default=QUICK_TOKENS, min=2),
     calibrate_texts=Changed(default=QUICK_TEXTS, min=1),
@@ -41,11 +45,47 @@ TO_TRY = 3
 )  # fmt: skip
 def advise(
     *,
+    context: typer.Context,
+    gpu: Annotated[
+        str | None, option("Card: rtx-3090, rtx-3090*2, strix-halo, none [this computer's].")
+    ] = None,
+    cpu: Annotated[str | None, option("Processor: ryzen-5950x, xeon-6454s*2.")] = None,
+    ram: Annotated[str | None, option("Memory of the host in GB or GiB.")] = None,
+    memory: Annotated[str | None, option("Its modules: ddr5-5600*2.")] = None,
+    bandwidth: Annotated[float | None, option("Its bandwidth in GB/s, if you measured it.")] = None,
+    link: Annotated[str | None, option("Link to the card: pcie4x8.")] = None,
+    copies: Annotated[
+        float | None, option("Rate of copies to the card in GB/s, if you measured it.")
+    ] = None,
+    disk: Annotated[str | None, option("Disk: nvme4.")] = None,
+    length: Annotated[
+        str | None, option("Tokens that the KV cache has room for: 32k [8k].", "--context")
+    ] = None,
+    prompt: Annotated[
+        str | None, option("Tokens of the prompt [2048, or what fills --context].")
+    ] = None,
+    tokens: Annotated[str | None, option("Tokens of the answer [512].")] = None,
+    lossless: Annotated[
+        bool, option("Leave out what changes the model's output.", "--lossless")
+    ] = False,
+    engines: Annotated[
+        str | None, option("Engines or systems, separated by commas [those that users run].")
+    ] = None,
+    config: Annotated[
+        str | None, option("An engine's options that are among the rows: 'llama.cpp -ncmoe 28'.")
+    ] = None,
+    buy: Annotated[bool, option("What the next purchase gains.", "--buy")] = False,
+    html: Annotated[
+        Path | None, option("File of a page to choose machine and model on, without a network.")
+    ] = None,
+    fresh: Annotated[
+        bool, option("Compute again what is stored of this question.", "--fresh")
+    ] = False,
     tpot_ms: Annotated[
-        float | None, option("Highest acceptable TPOT, in ms.", "--tpot-ms", min=0)
+        float | None, option("Budget: highest acceptable TPOT, in ms.", "--tpot-ms", min=0)
     ] = None,
     accuracy_loss: Annotated[
-        float | None, option("Highest acceptable loss, in the unit of --by.", min=0)
+        float | None, option("Budget: highest acceptable loss, in the unit of --by.", min=0)
     ] = None,
     by: Annotated[
         str,
@@ -63,22 +103,103 @@ def advise(
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Find the system and the α that meet a budget of time or accuracy.
+    """Say what to run on a machine, or which system and α meet a budget.
 
-    Applies Eq. 5 of SMoE to every system.  Each system is measured on few prompts; stored cells
-    are not run again.  Ctrl-C or SIGTERM ends the measurements and prints the answer of what was
-    finished; the same command goes on.
-    Exit code: 0 a system meets the budget, 1 none does, 130 interrupted.
+    With parts of a machine, or of this computer without them: engines and their configurations,
+    best first, with 80 % intervals and exact commands.
+
+    With --tpot-ms or --accuracy-loss: applies Eq. 5 of SMoE to every system.  Each system is
+    measured on few prompts; stored cells are not run again.  Ctrl-C or SIGTERM ends the
+    measurements and prints the answer of what was finished; the same command goes on.
+    Exit code: 0 answered, or a system meets the budget; 1 nothing fits or meets it; 130
+    interrupted.
     """
+    budget = tpot_ms is not None or accuracy_loss is not None
+    _only_one_question(context, budget)
+    if budget:
+        _budget(given, tpot_ms, accuracy_loss, by, systems, alphas, jobs, data_dir, store, json)
+        return
+    if html is not None:
+        from moebench.harness.arguments import require_file
+        from moebench.harness.cli.advise_machine import write_page
+
+        require_file("--html", html, folder_exists=True)
+        write_page(html)
+        if given.get("model") is None:
+            return
+    _machine(
+        given, store, json, gpu=gpu, cpu=cpu, ram=ram, memory=memory, bandwidth=bandwidth,
+        link=link, copies=copies, disk=disk, context=length, prompt=prompt, tokens=tokens,
+        lossless=lossless, config=config, buy=buy, fresh=fresh,
+        engines=[] if engines is None else _listed("--engines", engines),
+    )  # fmt: skip
+
+
+#: Options of both questions; others are of one alone.
+BOTH = ("model", "machine", "quant", "batch", "store", "json", "help")
+#: Options of the question about a machine.
+OF_MACHINES = (
+    "gpu", "cpu", "ram", "memory", "bandwidth", "link", "copies", "disk", "length", "prompt",
+    "tokens", "lossless", "engines", "config", "buy", "html", "fresh",
+)  # fmt: skip
+
+
+def _only_one_question(context: typer.Context, budget: bool) -> None:
+    """Refuse options of the other question.
+
+    Raises UsageError: names the first such option.
+    """
+    from moebench.substrate.errors import UsageError
+
+    for param in context.command.params:
+        name = str(param.name)
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name in BOTH:
+            continue
+        if budget and name in OF_MACHINES:
+            raise UsageError(f"{param.opts[0]}: not with a budget; leave out one of both")
+        if not budget and name not in OF_MACHINES:
+            raise UsageError(
+                f"{param.opts[0]}: only for a budget; give --tpot-ms MS, --accuracy-loss LOSS, or "
+                "both"
+            )
+
+
+def _machine(given: dict[str, Any], store: Path, json: bool, **asked: Any) -> None:
+    from moebench.harness import console
+    from moebench.harness.api.advise import advise as answer
+    from moebench.harness.cli.advise_machine import show as show_answer
+    from moebench.substrate.errors import UsageError
+
+    model = given.get("model")
+    if model is None:
+        raise UsageError(
+            "nothing asked: give --model NAME or a GGUF file (and --gpu, --cpu, --ram of another "
+            "machine than this), or a budget: --tpot-ms MS"
+        )
+    # Defaults of the other question are no answer to this one.
+    found = answer(
+        str(model), quant=given.get("quant"), machine=given.get("machine"),
+        batch=given.get("batch") or 1, store=store, told=console.say, **asked,
+    )  # fmt: skip
+    if json:
+        console.print_json(found.document)
+    else:
+        show_answer(found.document, found.cached)
+    raise typer.Exit(0 if any(one["fits"] != "does not fit" for one in found.answers) else 1)
+
+
+def _budget(
+    given: dict[str, Any], tpot_ms: float | None, accuracy_loss: float | None, by: str,
+    systems: str | None, alphas: str | None, jobs: int, data_dir: Path | None, store: Path,
+    json: bool,
+) -> None:  # fmt: skip
     from moebench.harness import console
     from moebench.harness.advise.budget.choose import Demand, measured
     from moebench.harness.advise.budget.runs import Runs, scoring_for, systems_for
     from moebench.harness.advise.budget.runs import advise as find
     from moebench.harness.arguments import find_data_dir, require_writable
-    from moebench.substrate.errors import UsageError
 
-    if tpot_ms is None and accuracy_loss is None:
-        raise UsageError("nothing to meet: give --tpot-ms MS, --accuracy-loss LOSS, or both")
     unit = _unit(by)
     prompts, new_tokens, texts = (
         given.pop(name) for name in ("prompts", "new_tokens", "calibrate_texts")

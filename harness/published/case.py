@@ -423,7 +423,7 @@ def format_constant(quant: str) -> str:
 
 
 def interleaved(quant: str, date: str) -> bool:
-    """Return whether llama.cpp repacks experts of a format on the host for products of many rows."""
+    """Return whether llama.cpp repacks experts of a format for the host's products of many rows."""
     text = quant.lower().replace("-", "_")
     return "q4_0" in text or "iq4_nl" in text or ("q4_k" in text and date >= "2025-04")
 

@@ -1,0 +1,168 @@
+"""Questions as users type them: names, sizes, lengths, files, and one clear line for others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebench.harness.advise.ask import gib, hardware, machine_text, question, tokens
+from moebench.harness.advise.question import Question
+from moebench.substrate.errors import CheckpointError, MoeBenchError, UsageError
+from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.models.shape import ModelShape
+from tests.substrate.models import gguf_files
+
+PARTS = hardware(gpu="rtx-3090", cpu="ryzen-5950x", ram="64")
+
+
+def asked(**more: Any) -> Question:
+    return question(**({"model": "gpt-oss-120b", "quant": None, "hardware": PARTS} | more))
+
+
+@pytest.mark.parametrize(
+    ("typed", "size"),
+    [("64", 64), ("64GB", 64), ("64 GiB", 64), ("64gib", 64), ("1.5T", 1536), ("1 TiB", 1024)],
+)
+def test_a_size_of_memory_is_that_of_the_modules(typed: str, size: float) -> None:
+    assert gib("--ram", typed) == size
+
+
+@pytest.mark.parametrize("typed", ["", "64MB", "0", "-4", "many", "1e9", "nan", "64GB64"])
+def test_other_sizes_are_refused(typed: str) -> None:
+    with pytest.raises(UsageError, match="--ram"):
+        gib("--ram", typed)
+
+
+@given(st.integers(1, 4096))
+def test_a_k_is_1024_tokens(count: int) -> None:
+    assert tokens("--context", f"{count}k", 1) == tokens("--context", str(1024 * count), 1)
+
+
+@pytest.mark.parametrize("typed", ["", "k", "-1", "1.0001", "32kk", "inf", "9" * 12])
+def test_other_lengths_are_refused(typed: str) -> None:
+    with pytest.raises(UsageError, match="--context"):
+        tokens("--context", typed, 1)
+
+
+@pytest.mark.parametrize(
+    ("given_", "text"),
+    [
+        ({"gpu": "RTX 3090", "cpu": "Ryzen 9 5950X", "ram": "64"},
+         "rtx-3090+ryzen-9-5950x+ram=64"),
+        ({"gpu": "2x rtx-3090", "cpu": "xeon-6454s*2", "memory": "ddr5-4800*16"},
+         "rtx-3090*2+xeon-gold-6454s*2+ddr5-4800*16"),
+        ({"gpu": "rtx-3090*2", "cpu": "dual Xeon Gold 6454S"}, "rtx-3090*2+xeon-gold-6454s*2"),
+        ({"gpu": "none", "cpu": "epyc-9354"}, "cpu-only+epyc-9354"),
+        ({"gpu": "strix-halo", "ram": "128"}, "strix-halo+ram=128"),
+        ({"gpu": "rtx-4090", "link": "pcie4x8", "disk": "nvme3"}, "rtx-4090+pcie4x8+nvme3"),
+        ({"machine": "rtx-3090+ryzen-9-5950x+ddr4-3200*2+ram=64"},
+         "rtx-3090+ryzen-9-5950x+ddr4-3200*2+ram=64+pcie4x16+nvme4"),
+    ],
+)  # fmt: skip
+def test_parts_are_found_by_their_names(given_: dict[str, str], text: str) -> None:
+    assert machine_text(hardware(**given_)) == text
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"gpu": "rtx-3095"}, r"--gpu 'rtx-3095': unknown; nearest: .*rtx-3090"),
+        ({"gpu": "rtx-3090*99"}, "--gpu 'rtx-3090\\*99': allowed: a name"),
+        ({"cpu": "ryzon-5950x"}, r"--cpu 'ryzon-5950x': unknown; nearest: .*5950x"),
+        ({"gpu": "rtx-3090", "memory": "ddr7-9000"}, "--memory"),
+        ({"gpu": "rtx-3090", "cpu": "ryzen-5950x", "memory": "ddr5-5600"}, "does not take DDR5"),
+        ({"gpu": "strix-halo", "cpu": "ryzen-5950x"}, "--cpu ryzen-5950x: .* has its own"),
+        ({"gpu": "strix-halo", "ram": "4096"}, "--ram 4096: .* is sold with"),
+        ({"gpu": "rtx-3090", "link": "pcie9x16"}, "--link 'pcie9x16': unknown"),
+        ({"gpu": "rtx-3090", "disk": "tape"}, "--disk 'tape': unknown"),
+        ({"gpu": "rtx-3090", "bandwidth": float("nan")}, "--bandwidth nan"),
+        ({"gpu": "rtx-3090", "copies": 0.0}, "--copies 0"),
+        ({"machine": "rtx-3090+ram=64", "gpu": "rtx-4090"}, "--gpu: --machine names the whole"),
+        ({"machine": "somewhere"}, "--machine somewhere: advice needs parts"),
+        ({"machine": "nowhere.yaml"}, "nowhere.yaml"),
+    ],
+)
+def test_impossible_machines_are_refused_in_one_line(given_: dict[str, Any], said: str) -> None:
+    with pytest.raises(MoeBenchError, match=said) as caught:
+        hardware(**given_)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_processor_of_a_known_family_is_kept_by_its_name() -> None:
+    assert hardware(gpu="rtx-3090", cpu="EPYC 9575F").cpu == "EPYC 9575F"
+
+
+def test_lengths_fill_the_context_unless_they_are_typed() -> None:
+    assert asked().lengths == (8192, 2048, 512)
+    assert asked(context="32k").lengths == (32768, 32256, 512)
+    assert asked(context="32k", prompt="8000", new="500").lengths == (32768, 8000, 500)
+    assert asked(prompt="20000").lengths == (20736, 20000, 512)
+    assert asked(prompt="0", new="128").lengths == (8192, 0, 128)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"context": "4k", "prompt": "4096"}, "do not fit into a context of 4,096; give --context"),
+        ({"model": "mixtral-8x7b", "context": "64k"}, "mixtral-8x7b has 32,768 positions at most"),
+        ({"quant": "q4_k_z"}, "unknown format 'q4_k_z'; nearest: .*q4_k"),
+        ({"quant": "file"}, "--quant file: allowed with a GGUF file"),
+        ({"model": "gpt-oss-210b"}, "gpt-oss"),
+        ({"batch": 0}, "--batch 0"),
+        ({"batch": 257}, "--batch 257"),
+        ({"new": "0"}, "--tokens '0'"),
+    ],
+)
+def test_impossible_questions_are_refused_in_one_line(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(MoeBenchError, match=said) as caught:
+        asked(**more)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_later_version_of_a_model_has_its_own_positions() -> None:
+    assert asked(model="Qwen3-30B-A3B-2507", context="128k").lengths.context == 131072
+    with pytest.raises(UsageError, match="40,960 positions"):
+        asked(model="Qwen3-30B-A3B", context="128k")
+
+
+# ------------------------------------------------------------------------------ GGUF files
+
+
+def olmoe(folder: Path, parts: int = 0) -> Path:
+    kinds = {"routed": gguf_files.Kind.Q4_K, "others": gguf_files.Kind.Q8_0}
+    shape = model_shape("olmoe-1b-7b")
+    return gguf_files.write_gguf(folder / "m.gguf", shape, kinds, tensors_per_part=parts)
+
+
+def sizes(shape: ModelShape) -> tuple[int, ...]:
+    return shape.num_layers, shape.num_experts, shape.top_k, shape.routed_params
+
+
+def test_a_gguf_file_says_shape_and_bits(tmp_path: Path) -> None:
+    found = asked(model=str(olmoe(tmp_path)), context="1k")
+    assert sizes(found.shape) == sizes(model_shape("olmoe-1b-7b"))
+    assert found.bits.routed == pytest.approx(4.5)
+    assert found.bits.others == pytest.approx(8.5, rel=0.01)
+    assert found.quant == "q4_k"
+    with pytest.raises(UsageError, match="4,096 positions at most"):
+        asked(model=str(tmp_path / "m.gguf"), context="8k")
+
+
+def test_damaged_and_split_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    whole = olmoe(tmp_path).read_bytes()[:5000]
+    (tmp_path / "cut.gguf").write_bytes(whole)
+    split = tmp_path / "split"
+    split.mkdir()
+    olmoe(split, parts=100)
+    first, second, *_ = sorted(split.glob("m-*.gguf"))
+    assert sizes(asked(model=str(first), context="1k").shape) == sizes(model_shape("olmoe-1b-7b"))
+    second.unlink()
+    for path, said in (
+        (tmp_path / "cut.gguf", "cut.gguf"), (first, "is missing"),
+        (tmp_path / "none.gguf", "none.gguf"),
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match=said) as caught:
+            asked(model=str(path), context="1k")
+        assert "\n" not in str(caught.value)

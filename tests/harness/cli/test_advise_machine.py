@@ -1,0 +1,161 @@
+"""`moebench advise` on a machine: the JSON contract, the text, and one line for bad input."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moebench
+from tests.harness.commands import call, refused
+
+PARTS = ("--gpu", "rtx-3090", "--cpu", "ryzen-5950x", "--ram", "64")
+MODEL = ("--model", "gpt-oss-120b")
+
+#: Keys of an answer that other tools read.
+KEYS = {
+    "engine", "config", "configuration", "command", "version", "notes", "decode_tok_s", "low",
+    "high", "prefill_tok_s", "prefill_low", "prefill_high", "ttft_s", "request_s", "memory",
+    "quality", "binds", "shares", "verdict", "fits", "checked", "tied", "forced", "remarks",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def advise(*arguments: str) -> Any:
+    called = call("advise", *MODEL, *PARTS, *arguments, "--json")
+    assert called.code == 0, called.err
+    return called.json
+
+
+def test_an_answer_has_engines_rates_memory_and_commands() -> None:
+    found = advise()
+    assert found["question"]["machine"] == "rtx-3090+ryzen-9-5950x+ram=64"
+    assert found["question"]["quant"] == "mxfp4"
+    assert "DDR4-3200 on every channel" in found["question"]["assumed"]
+    assert found["verdict"].startswith("fits with a context of 8,192 tokens: ")
+    assert found["largest_context"] == 131072
+    engines = [one["engine"] for one in found["answers"]]
+    assert {"llama.cpp", "ik_llama.cpp", "kt-kernel", "exllamav3", "freetoken"} <= set(engines)
+    for one in found["answers"]:
+        assert one.keys() == KEYS
+        assert one["low"] < one["decode_tok_s"] < one["high"]
+        assert one["command"]
+        assert one["memory"].keys() == {"device_gib", "host_gib", "disk_gib"}
+    (llama,) = [one for one in found["answers"] if one["engine"] == "llama.cpp"]
+    words = llama["command"][0].split()
+    layers = llama["configuration"]["host_layers"]
+    assert words[:3] == ["llama-server", "-m", "gpt-oss-120b-mxfp4.gguf"]
+    assert words[words.index("--n-cpu-moe") + 1] == str(layers)
+    assert words[words.index("-c") + 1] == "8192"
+    assert 20 < layers < 30, "11 of 36 layers' experts of 1.6 GiB each fit beside the rest"
+
+
+def test_the_same_question_is_answered_from_what_is_kept() -> None:
+    first = advise("--engines", "llama.cpp")
+    (kept,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("advice/*.json")
+    document = json.loads(kept.read_text())
+    document["verdict"] = "kept"
+    kept.write_text(json.dumps(document))
+    assert advise("--engines", "llama.cpp")["verdict"] == "kept"
+    assert advise("--engines", "llama.cpp", "--fresh") == first
+    assert advise("--engines", "llama.cpp", "--context", "16k")["verdict"] != "kept"
+
+
+def test_a_forced_configuration_is_among_the_rows() -> None:
+    typed = "llama.cpp -ngl 99 --n-cpu-moe 28 -ub 2048 -t 8 -ctk q8_0 -ctv q8_0 --no-mmap"
+    found = advise("--config", typed)["answers"]
+    (row,) = [one for one in found if one["forced"]]
+    assert row["engine"] == "llama.cpp"
+    assert row["configuration"] | {"mapped": False} == {
+        "engine": "llama.cpp", "host_layers": 28, "micro_batch": 2048, "threads": 8, "kv": "q8_0",
+        "mapped": False,
+    }  # fmt: skip
+    assert row["quality"] == "KV cache in q8_0"
+
+
+def test_an_engines_rates_are_asked_at_the_stated_lengths() -> None:
+    short = advise("--engines", "llama.cpp", "--prompt", "500", "--tokens", "100")
+    long = advise("--engines", "llama.cpp", "--prompt", "60000", "--tokens", "100",
+                  "--context", "64k")  # fmt: skip
+    assert (long["question"]["prompt"], long["question"]["new"]) == (60000, 100)
+    assert long["question"]["context"] == 65536
+    before, after = short["answers"][0], long["answers"][0]
+    assert after["decode_tok_s"] < before["decode_tok_s"]
+    assert after["ttft_s"] == pytest.approx(60000 / after["prefill_tok_s"])
+
+
+def test_purchases_are_listed_with_their_gain() -> None:
+    found = advise("--engines", "llama.cpp", "--buy")["buy"]
+    assert found == sorted(found, key=lambda one: -one["gain_tok_s"]["value"])
+    assert {"card with 8 GB more", "a second such disk"} <= {one["what"] for one in found}
+
+
+def test_the_text_names_the_rows_the_commands_and_what_was_assumed() -> None:
+    called = call("advise", *MODEL, *PARTS, "--engines", "llama.cpp,kt-kernel", "--buy")
+    assert called.code == 0
+    assert called.out.startswith("gpt-oss-120b in mxfp4 on rtx-3090+ryzen-9-5950x+ram=64, 2,048 + "
+                                 "512 tokens: fits with a context of 8,192 tokens")  # fmt: skip
+    assert "--n-cpu-moe" in called.out
+    assert "sglang" in called.out
+    assert "purchase\tdecode tok/s gained" in called.out
+    assert "assumed, as nobody named it: DDR4-3200 on every channel" in called.err
+    assert "not checked: nobody published enough rates" in called.err
+
+
+def test_what_does_not_fit_says_the_number_and_ends_with_1() -> None:
+    called = call("advise", "--model", "glm-4.5-air", "--gpu", "rtx-3060-12gb", "--cpu",
+                  "ryzen-5-5600", "--ram", "128", "--context", "128k", "--lossless")  # fmt: skip
+    assert called.code == 1
+    assert "fits with a context of at most" in called.out
+    assert "left out: llama.cpp: without routed experts it needs" in called.err
+
+
+def test_a_system_of_moebench_is_a_simulated_run(tmp_path: Path) -> None:
+    called = call("advise", "--model", "qwen3-30b-a3b", "--gpu", "rtx-3060-12gb", "--cpu",
+                  "ryzen-5-5600", "--ram", "64", "--engines", "llama.cpp,fiddler", "--json")  # fmt: skip
+    assert called.code == 0, called.err
+    rows = {one["engine"]: one for one in called.json["answers"]}
+    assert rows["fiddler"]["command"][0].startswith("moebench run --system fiddler --model ")
+    assert rows["fiddler"]["prefill_tok_s"] is None
+    assert rows["fiddler"]["quality"] == "lossless"
+    assert not rows["fiddler"]["checked"]
+    again = call(*rows["fiddler"]["command"][0].split()[1:], "--json")
+    assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "nothing asked: give --model NAME"),
+        (("--gpu", "rtx-3090"), "nothing asked: give --model NAME"),
+        ((*MODEL, "--gpu", "rtx-3091"), "--gpu 'rtx-3091': unknown; nearest: "),
+        ((*MODEL, *PARTS, "--ram", "64MB"), "--ram '64MB': allowed: GB or GiB"),
+        (("--model", "gpt-oss-500b", *PARTS), "unknown model 'gpt-oss-500b'"),
+        (("--model", "none.gguf", *PARTS), "none.gguf"),
+        ((*MODEL, *PARTS, "--context", "256q"), "--context '256q': allowed: tokens"),
+        (("--model", "mixtral-8x7b", *PARTS, "--context", "64k"), "32,768 positions at most"),
+        ((*MODEL, *PARTS, "--engines", "llama.cp,vlm"), "engine"),
+        ((*MODEL, *PARTS, "--engines", "llama.cpp,,"), "--engines"),
+        ((*MODEL, *PARTS, "--config", "llama.cpp --n-cpu-mo 3"), "--n-cpu-mo"),
+        ((*MODEL, *PARTS, "--config", ""), "names no engine"),
+        ((*MODEL, *PARTS, "--batch", "0"), "--batch 0"),
+        ((*MODEL, *PARTS, "--tpot-ms", "5"), "--gpu: not with a budget; leave out one of both"),
+        ((*MODEL, *PARTS, "--setting", "S3"), "--setting: only for a budget; give --tpot-ms MS"),
+        ((*MODEL, "--machine", "rtx3090"), "--machine"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused("advise", *arguments)
+
+
+def test_python_gives_the_document_of_the_command() -> None:
+    found = moebench.advise("gpt-oss-120b", gpu="rtx-3090", cpu="ryzen-5950x", ram=64,
+                            engines=["llama.cpp"], config="llama.cpp -ncmoe 30")  # fmt: skip
+    assert found.document == advise("--engines", "llama.cpp", "--config", "llama.cpp -ncmoe 30")
+    assert len(found.frame()) == len(found.answers)
+    assert {"engine", "decode_tok_s", "device_gib"} <= set(found.frame().columns)
