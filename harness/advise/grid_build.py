@@ -30,6 +30,7 @@ from moebench.harness.advise.answer import (
     Answers,
     answers,
 )
+from moebench.harness.advise.commands import command
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.grid import (
     CONTEXT_MARK,
@@ -269,8 +270,8 @@ def _point(job: Job, part: dict[str, Any], write: Write) -> Point:
     for row in part["rows"]:
         fields = {name: row[name] for name in GridRow._fields if name in row}
         config = {**row["configuration"], "other": tuple(row["configuration"]["other"])}
-        command, notes = _any_context(Configuration(**config), asked, write)
-        rows.append(GridRow(**fields, command=command, notes=notes))
+        text, notes = _any_context(Configuration(**config), asked, write)
+        rows.append(GridRow(**fields, command=text, notes=notes))
     verdict = part["verdict"]
     return Point(
         machine=job.machine, model=job.model, quant=part["quant"], context=part["context"],
@@ -287,10 +288,6 @@ def _point(job: Job, part: dict[str, Any], write: Write) -> Point:
 def commands(config: Configuration, question: Question) -> tuple[str, str]:
     """Return a configuration's command lines and the notes on them; "" where there are none."""
     try:
-        from moebench.harness.advise.commands import command
-    except ImportError:
-        return "", ""
-    try:
         found = command(config, question)
     except MoeBenchError as error:
         return "", str(error)
@@ -299,11 +296,11 @@ def commands(config: Configuration, question: Question) -> tuple[str, str]:
 
 def _any_context(config: Configuration, asked: Question, write: Write) -> tuple[str, str]:
     """Return commands in which the mark stands for the context, if that is all it changes."""
-    command, notes = write(config, asked)
+    text, notes = write(config, asked)
     lengths = asked.lengths._replace(context=STAND_IN)
     marked = write(config, replace(asked, lengths=lengths))[0].replace(str(STAND_IN), CONTEXT_MARK)
     filled = marked.replace(CONTEXT_MARK, str(asked.lengths.context))
-    return (marked if filled == command else command), notes
+    return (marked if filled == text else text), notes
 
 
 # ------------------------------------------------------------------------------ make advice
