@@ -2,12 +2,11 @@
 
 A `Grid` holds answers for combinations of machine, model, format and context.  Its file is JSON
 with one array for each field; each text is listed once, and numbers have three digits.
-``python -m moebench.harness.advise.grid FILE`` builds the grid that ships (`grid_build`).
+`grid_build` builds the grid that ships.
 """
 
 import gzip
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,9 +258,3 @@ def read_grid(path: Path = FILE) -> Grid:
 def choices_of(grid: Grid) -> list[tuple[int, str, str]]:
     """Return each machine, model and format of the grid's points, in their order."""
     return [*dict.fromkeys((one.machine, one.model, one.quant) for one in grid.points)]
-
-
-if __name__ == "__main__":
-    from moebench.harness.advise.grid_build import main
-
-    sys.exit(main(sys.argv[1:]))

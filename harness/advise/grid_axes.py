@@ -23,7 +23,6 @@ class Memory(NamedTuple):
 
 #: Memories by a short key.
 MEMORIES = {
-    "ddr4-32": Memory("Ryzen 7 5800X", "ryzen-7-5800x", "DDR4-3200", 2, 32),
     "ddr4-64": Memory("Ryzen 7 5800X", "ryzen-7-5800x", "DDR4-3200", 2, 64),
     "ddr5-96": Memory("Ryzen 9 9950X", "ryzen-9-9950x", "DDR5-5600", 2, 96),
     "ddr5-128": Memory("Ryzen 9 9950X", "ryzen-9-9950x", "DDR5-5600", 2, 128),
@@ -33,11 +32,11 @@ MEMORIES = {
 
 #: Cards: the name on the page, the part, how many, and the keys of the memories.
 CARDS = (
-    ("RTX 3060 12 GB", "rtx-3060-12gb", 1, ("ddr4-64", "ddr4-32")),
-    ("RTX 4060 Ti 16 GB", "rtx-4060-ti-16gb", 1, ("ddr4-64", "ddr5-96")),
+    ("RTX 3060 12 GB", "rtx-3060-12gb", 1, ("ddr4-64",)),
+    ("RTX 4060 Ti 16 GB", "rtx-4060-ti-16gb", 1, ("ddr4-64",)),
     ("RTX 5080 16 GB", "rtx-5080", 1, ("ddr5-96",)),
     ("RTX 3090 24 GB", "rtx-3090", 1, ("ddr4-64", "ddr5-128")),
-    ("2 × RTX 3090 24 GB", "rtx-3090", 2, ("ddr5-128", "epyc-512")),
+    ("2 × RTX 3090 24 GB", "rtx-3090", 2, ("epyc-512",)),
     ("RTX 4090 24 GB", "rtx-4090", 1, ("ddr5-96", "epyc-512")),
     ("RTX 5090 32 GB", "rtx-5090", 1, ("ddr5-128", "epyc-768")),
     ("RTX PRO 6000 96 GB", "rtx-pro-6000-blackwell-workstation", 1, ("ddr5-128", "epyc-768")),

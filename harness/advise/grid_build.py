@@ -56,7 +56,7 @@ from moebench.substrate.files import write_text
 #: Folder of the parts, below the working directory.
 PARTS = Path("build/advice")
 
-#: Of so many parts, one also has the contexts in between, for the error of interpolation.
+#: One of `SAMPLED` parts also has the contexts in between, for the error of interpolation.
 SAMPLED = 16
 
 #: A context that stands for any other while a command is written: no other number is likely 7,936.
@@ -80,7 +80,7 @@ _SOURCES = (
     "substrate/catalogue/software/*.yaml", "substrate/catalogue/models/*.json", "systems/**/*.py",
 )  # fmt: skip
 
-#: A model whose experts are so many times the host's memory is asked of one engine alone.
+#: Where experts are more than `HOPELESS` times the host's memory, only `PAGED_BY` are asked.
 HOPELESS, PAGED_BY = 2.0, ("llama.cpp",)
 NOT_ASKED = "most of the model would be read from the disk for each token"
 
@@ -308,7 +308,9 @@ def _any_context(config: Configuration, asked: Question, write: Write) -> tuple[
 
 def main(arguments: Sequence[str]) -> int:
     """Build the grid that ships, or one in another file."""
-    parser = argparse.ArgumentParser("python -m moebench.harness.advise.grid", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m moebench.harness.advise.grid_build", description=__doc__
+    )
     parser.add_argument("out", nargs="?", type=Path, default=FILE, help=f"file to write [{FILE}]")
     parser.add_argument("--parts", type=Path, default=PARTS, help=f"folder of parts [{PARTS}]")
     parser.add_argument("--processes", type=int, help="processes [one for each core]")
@@ -328,3 +330,7 @@ def main(arguments: Sequence[str]) -> int:
         console.say(f"error of interpolated {one.phase}: median {one.median:.2%}, 90 % below "
                     f"{one.p90:.2%}, at most {one.largest:.2%} of {one.figures}")  # fmt: skip
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
