@@ -291,7 +291,7 @@ def commands(config: Configuration, question: Question) -> tuple[str, str]:
         found = command(config, question)
     except MoeBenchError as error:
         return "", str(error)
-    return "\n".join(found.lines), "\n".join((f"options of {found.version}", *found.notes))
+    return "\n".join(found.lines), "\n".join(filter(None, (found.version, *found.notes)))
 
 
 def _any_context(config: Configuration, asked: Question, write: Write) -> tuple[str, str]:

@@ -147,11 +147,9 @@ const memoryText = (row) => [["device", row.device_gib], ["host", row.host_gib],
 const largestOf = (at) => points.largest_context[at];
 const verdictOf = (found) => {
   const said = (at) => texts[points.verdict[at]];
-  const tokens = (at) => `${grouped(points.context[at])} tokens`;
   if (found.point !== undefined) return said(found.point);
-  const parts = [`At ${tokens(found.high)}, the next computed context: ${said(found.high)}`];
-  if (!points.fits[found.high]) parts.push(`At ${tokens(found.low)}: ${said(found.low)}`);
-  return parts.join(" ");
+  if (points.fits[found.high]) return said(found.high); // what needs more memory fits
+  return [found.high, found.low].map((at) => `At ${grouped(points.context[at])} tokens: ${said(at)}`).join(" ");
 };
 const remarksOf = (found) => {
   const largest = largestOf(found.point ?? found.high) ?? (found.low === undefined ? null : largestOf(found.low));
@@ -160,7 +158,7 @@ const remarksOf = (found) => {
   if (found.point === undefined) notes.push(h("p", { class: "note", id: "between" },
     h("span", { class: "chip datasheet" }, "interpolated"),
     ` Rates between ${grouped(points.context[found.low])} and ${grouped(points.context[found.high])} tokens, marked ≈; `
-    + "configuration, memory and commands are those of the larger context."
+    + `verdict, configuration, memory and commands are those of ${grouped(points.context[found.high])}.`
     + (found.missing ? ` Left out: ${plural(found.missing, "row")} that the larger context does not have.` : "")));
   const needed = lengths().prompt + lengths().answer;
   if (needed > choice.context) notes.push(h("p", { class: "note", id: "too-long" },
@@ -213,10 +211,11 @@ const ticksOf = (most) => {
   const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw);
   return Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => i * step);
 };
+const chartWidth = () => Math.max(240, byId("chart").clientWidth);
 const chartOf = (rows, chosen) => {
   const drawn = rows.filter((row) => row.decode);
   if (!drawn.length) return h("p", { class: "none" }, "No rates to draw.");
-  const width = Math.max(240, byId("chart").clientWidth), bottom = ABOVE + STEP * drawn.length;
+  const width = chartWidth(), bottom = ABOVE + STEP * drawn.length;
   const most = Math.max(...drawn.map((row) => row.decode_high ?? row.decode));
   const x = (value) => EDGE + (value / most) * (width - 2 * EDGE);
   const said = drawn.map((row) => `${row.key}: ${about(row, short(row.decode))}${range(row, "decode") ? `, ${range(row, "decode")}` : ""}`).join("; ");
@@ -331,10 +330,9 @@ addEventListener("hashchange", () => {
   refresh();
 });
 addEventListener("keydown", (event) => { if (event.key === "Escape") byId("copied").replaceChildren(); });
-let wide = 0;
-new ResizeObserver(([entry]) => {
-  if (wide && Math.abs(entry.contentRect.width - wide) > 1) refresh();
-  wide = entry.contentRect.width;
+new ResizeObserver(() => {
+  const drawn = byId("chart").querySelector("svg")?.viewBox.baseVal.width;
+  if (drawn && drawn !== chartWidth()) refresh();
 }).observe(byId("chart"));
 readHash();
 showFields();

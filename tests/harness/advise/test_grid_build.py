@@ -180,7 +180,7 @@ def test_every_machine_can_be_asked_about() -> None:
         found = question_of(Job(at, hardware, "gpt-oss-20b", ()), "mxfp4", 8192)
         text, notes = commands(Configuration(engine="llama.cpp", host_layers=0), found)
         assert "8192" in text
-        assert notes.startswith("options of ")
+        assert "llama.cpp" in notes.splitlines()[0]
         room = found.lengths._replace(context=grid_build.STAND_IN)
         again, _ = commands(Configuration(engine="llama.cpp", host_layers=0),
                             replace(found, lengths=room))  # fmt: skip

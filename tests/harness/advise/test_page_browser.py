@@ -136,8 +136,9 @@ def test_interpolated_rates_are_between_their_neighbours_and_marked(
         for (engine, _), ours in between(points, context).items():
             assert found[context][engine] == pytest.approx(ours.decode, rel=0.01), "as in Python"
     tab.locator("#context").select_option("4096")
-    assert tab.locator("#verdict").inner_text() == (
-        "At 8,192 tokens, the next computed context: Fits: 25 of 24 GB."
+    assert tab.locator("#verdict").inner_text() == "Fits: 25 of 24 GB."
+    assert "verdict, configuration, memory and commands are those of 8,192." in (
+        tab.locator("#between").inner_text()
     )
     picture(tab, "between")
     assert complaints == []
@@ -150,8 +151,7 @@ def test_what_does_not_fit_at_the_larger_context_is_left_out(browser: Any, file:
     tab.locator("#context").select_option("16384")
     assert "No engine has a predicted rate here." in tab.locator("#table").inner_text()
     assert tab.locator("#verdict").inner_text() == (
-        "At 32,768 tokens, the next computed context: Does not fit: 71 GB of 64 GB. "
-        "At 8,192 tokens: Fits: 50 of 24 GB."
+        "At 32,768 tokens: Does not fit: 71 GB of 64 GB. At 8,192 tokens: Fits: 50 of 24 GB."
     )
     assert texts(tab, "#largest") == ["Largest context that fits: 9,000 tokens."]
     tab.locator("#context").select_option("32768")
