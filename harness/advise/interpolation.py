@@ -6,7 +6,6 @@ JavaScript (``templates/js/advice.js``).
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,10 +18,6 @@ class Rates(NamedTuple):
 
     decode: float | None
     prefill: float | None
-
-
-#: An engine's rows at different contexts: its name, and which of its rows, best first.
-Key = tuple[str, int]
 
 
 def monotone(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
@@ -66,18 +61,16 @@ def _end(w0: float, w1: float, r0: float, r1: float) -> float:
     return 3 * r0 if r0 * r1 < 0 and abs(slope) > 3 * abs(r0) else slope
 
 
-def keyed(rows: Iterable[GridRow]) -> dict[Key, GridRow]:
-    """Return rows by engine, and by their order among the rows of the engine."""
-    seen: Counter[str] = Counter()
-    found = {}
+def best_rows(rows: Iterable[GridRow]) -> dict[str, GridRow]:
+    """Return the best row of each engine, by its name; rows are best first."""
+    found: dict[str, GridRow] = {}
     for row in rows:
-        found[row.engine, seen[row.engine]] = row
-        seen[row.engine] += 1
+        found.setdefault(row.engine, row)
     return found
 
 
-def between(points: Sequence[Point], context: int) -> dict[Key, Rates]:
-    """Return the rates at a context of the rows that both neighbouring points have.
+def between(points: Sequence[Point], context: int) -> dict[str, Rates]:
+    """Return the rates at a context of the best rows of engines that both neighbours have.
 
     Args:
         points: of one machine, model and format, ascending in context.
@@ -86,15 +79,15 @@ def between(points: Sequence[Point], context: int) -> dict[Key, Rates]:
     above = [point for point in points if point.context > context]
     if not below or not above:
         return {}
-    by_point = [(point.context, keyed(point.rows)) for point in points]
-    low, high = keyed(below[-1].rows), keyed(above[0].rows)
+    by_point = [(point.context, best_rows(point.rows)) for point in points]
+    low, high = best_rows(below[-1].rows), best_rows(above[0].rows)
     return {
-        key: Rates(*(
-            _rate([(c, getattr(rows[key], phase)) for c, rows in by_point if key in rows],
+        name: Rates(*(
+            _rate([(c, getattr(rows[name], phase)) for c, rows in by_point if name in rows],
                   below[-1].context, above[0].context, context)
             for phase in Rates._fields
         ))
-        for key in high if key in low
+        for name in high if name in low
     }  # fmt: skip
 
 
@@ -109,7 +102,7 @@ def _rate(
 
 
 def interpolation_error(
-    pairs: Iterable[tuple[Mapping[Key, Rates], Iterable[GridRow]]],
+    pairs: Iterable[tuple[Mapping[str, Rates], Iterable[GridRow]]],
 ) -> tuple[InterpolationError, ...]:
     """Return the errors of interpolated rates, by phase.
 
@@ -118,8 +111,8 @@ def interpolation_error(
     """
     errors: dict[str, list[float]] = {phase: [] for phase in Rates._fields}
     for guessed, rows in pairs:
-        for key, row in keyed(rows).items():
-            for phase, guess in zip(Rates._fields, guessed.get(key, (None, None)), strict=True):
+        for name, row in best_rows(rows).items():
+            for phase, guess in zip(Rates._fields, guessed.get(name, (None, None)), strict=True):
                 exact = getattr(row, phase)
                 if guess and exact:
                     errors[phase].append(abs(guess / exact - 1))

@@ -80,27 +80,28 @@ const writeHash = () => {
 };
 
 // ------------------------------------------------------------------------------ answers
-// Interpolates the rows that both neighbouring contexts have; all but rates is the larger one's.
+const isKept = (row) => !(choice.lossless && !row.lossless) && !choice.without.has(row.engine);
+// Interpolates the best row of each engine that both neighbours have; all but rates is the larger one's.
 const interpolated = (all, context) => {
   const low = all.findLast((at) => points.context[at] < context), high = all.find((at) => points.context[at] > context);
-  const curves = all.map((at) => [points.context[at], new Map(rowsOf(at).map((row) => [row.key, row]))]);
+  const best = (at) => new Map(rowsOf(at).filter(isKept).reverse().map((row) => [row.engine, row]));
+  const curves = all.map((at) => [points.context[at], best(at)]);
   const at = (end) => curves.find(([context]) => context === points.context[end])[1];
-  const rate = (key, name) => rateBetween(
-    curves.map(([context, rows]) => [context, rows.get(key)?.[name]]), points.context[low], points.context[high], context);
-  const rows = [...at(high).values()].filter((row) => at(low).has(row.key)).map((row) => {
-    const found = { ...row, between: true };
+  const rate = (engine, name) => rateBetween(
+    curves.map(([context, rows]) => [context, rows.get(engine)?.[name]]), points.context[low], points.context[high], context);
+  const rows = [...at(high).values()].filter((row) => at(low).has(row.engine)).map((row) => {
+    const found = { ...row, key: row.engine, between: true }, other = at(low).get(row.engine);
     for (const phase of ["decode", "prefill"]) {
-      found[phase] = rate(row.key, phase);
+      found[phase] = rate(row.engine, phase);
       // Each end of the interval keeps its ratio to the rate, in the mean of both neighbours.
       for (const end of ["low", "high"]) {
-        const name = `${phase}_${end}`, other = at(low).get(row.key);
-        const ratio = Math.sqrt((row[name] / row[phase]) * (other[name] / other[phase]));
+        const name = `${phase}_${end}`, ratio = Math.sqrt((row[name] / row[phase]) * (other[name] / other[phase]));
         found[name] = row[name] && other[name] && found[phase] ? found[phase] * ratio : null;
       }
     }
     return found;
   });
-  return { low, high, missing: at(low).size - rows.length, rows };
+  return { low, high, missing: at(low).size - rows.length, rows, hidden: rowsOf(high).filter((row) => !isKept(row)).length };
 };
 
 // Lengths of the request, its times, and the order of rows by them.
@@ -120,12 +121,12 @@ const ratioError = (row, best) => {
 
 const answersOf = () => {
   const all = pointsOf(choice), exact = all.find((at) => points.context[at] === choice.context);
-  const found = exact === undefined ? interpolated(all, choice.context) : { point: exact, rows: rowsOf(exact) };
-  const shown = found.rows.filter((row) => !(choice.lossless && !row.lossless) && !choice.without.has(row.engine))
+  const found = exact === undefined ? interpolated(all, choice.context) : { point: exact, rows: rowsOf(exact).filter(isKept) };
+  const shown = found.rows
     .sort((a, b) => (request(a) ?? Infinity) - (request(b) ?? Infinity));
   const [best, ...others] = shown;
   others.forEach((row) => { row.tied = request(row) !== null && request(row) / request(best) < ratioError(row, best); });
-  return { ...found, rows: shown.slice(0, 8), hidden: found.rows.length - shown.length };
+  return { ...found, rows: shown.slice(0, 8), hidden: found.hidden ?? points.rows[exact] - shown.length };
 };
 
 // ------------------------------------------------------------------------------ texts
@@ -159,7 +160,7 @@ const remarksOf = (found) => {
     h("span", { class: "chip datasheet" }, "interpolated"),
     ` Rates between ${grouped(points.context[found.low])} and ${grouped(points.context[found.high])} tokens, marked ≈; `
     + `verdict, configuration, memory and commands are those of ${grouped(points.context[found.high])}.`
-    + (found.missing ? ` Left out: ${plural(found.missing, "row")} that the larger context does not have.` : "")));
+    + (found.missing ? ` Left out: ${plural(found.missing, "engine")} without a row at the larger context.` : "")));
   const needed = lengths().prompt + lengths().answer;
   if (needed > choice.context) notes.push(h("p", { class: "note", id: "too-long" },
     `Prompt and answer have ${grouped(needed)} tokens, more than the context of ${grouped(choice.context)}.`));

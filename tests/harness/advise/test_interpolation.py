@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from moebench.harness.advise.interpolation import (
     Rates,
+    best_rows,
     between,
     interpolation_error,
-    keyed,
     monotone,
 )
 from tests.harness.advise.grids import grid, point, row
@@ -46,9 +46,9 @@ def test_outside_of_the_points_the_curve_is_constant() -> None:
     assert [monotone([1, 2], [3, 4], x) for x in (0, 1, 2, 5)] == [3, 3, 4, 4]
 
 
-def test_rows_of_one_engine_are_told_apart_by_their_order() -> None:
-    rows = [row("a", decode=3.0), row("b"), row("a", decode=2.0)]
-    assert [*keyed(rows)] == [("a", 0), ("b", 0), ("a", 1)]
+def test_the_first_row_of_an_engine_is_its_best() -> None:
+    found = best_rows([row("a", decode=3.0), row("b"), row("a", decode=9.0)])
+    assert {name: one.decode for name, one in found.items()} == {"a": 3, "b": 20}
 
 
 def test_rates_between_two_points_are_interpolated_in_ms_over_the_logarithm() -> None:
@@ -62,12 +62,12 @@ def test_rates_between_two_points_are_interpolated_in_ms_over_the_logarithm() ->
 
 def test_a_row_that_a_neighbour_lacks_is_left_out() -> None:
     points = [one for one in grid().points if one.machine == 2 and one.model == "gpt-oss-120b"]
-    assert [*between(points, 4096)] == [("llama.cpp", 0)]
+    assert [*between(points, 4096)] == ["llama.cpp"]
     assert between(points, 16384) == {}
 
 
 def test_the_error_is_that_of_the_rates_that_both_have() -> None:
-    guessed = {("a", 0): Rates(11.0, 100.0), ("b", 0): Rates(4.0, None)}
+    guessed = {"a": Rates(11.0, 100.0), "b": Rates(4.0, None)}
     rows = [row("a", decode=10.0, prefill=100.0), row("b", decode=5.0), row("c")]
     decode, prefill = interpolation_error([(guessed, rows)])
     assert (decode.phase, decode.figures) == ("decode", 2)
@@ -79,11 +79,11 @@ def test_the_error_is_that_of_the_rates_that_both_have() -> None:
 
 def test_every_curve_of_the_small_grid_is_monotone() -> None:
     points = [one for one in grid().points if one.machine == 0 and one.quant == "q8_0"]
-    rates = [between(points, 2**k)["vllm", 0].decode for k in (12, 14)]
+    rates = [between(points, 2**k)["vllm"].decode for k in (12, 14)]
     all_ = [
-        keyed(points[0].rows)["vllm", 0].decode,
+        best_rows(points[0].rows)["vllm"].decode,
         rates[0],
-        keyed(points[1].rows)["vllm", 0].decode,
+        best_rows(points[1].rows)["vllm"].decode,
     ]
     assert None not in all_
     assert [math.log(x or 1) for x in all_] == sorted(

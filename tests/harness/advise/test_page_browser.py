@@ -133,7 +133,7 @@ def test_interpolated_rates_are_between_their_neighbours_and_marked(
         assert found[8192][engine] > found[16384][engine] > found[32768][engine]
     points = [one for one in grid().points if one.machine == 0 and one.model == "gpt-oss-120b"]
     for context in (4096, 16384):
-        for (engine, _), ours in between(points, context).items():
+        for engine, ours in between(points, context).items():
             assert found[context][engine] == pytest.approx(ours.decode, rel=0.01), "as in Python"
     tab.locator("#context").select_option("4096")
     assert tab.locator("#verdict").inner_text() == "Fits: 25 of 24 GB."
@@ -147,7 +147,7 @@ def test_interpolated_rates_are_between_their_neighbours_and_marked(
 def test_what_does_not_fit_at_the_larger_context_is_left_out(browser: Any, file: Path) -> None:
     tab, complaints = open_page(browser, file, part="#card=no+card&context=4096")
     assert [*rates(tab)] == ["llama.cpp"]
-    assert "Left out: 2 rows" in tab.locator("#between").inner_text()
+    assert "Left out: 2 engines" in tab.locator("#between").inner_text()
     tab.locator("#context").select_option("16384")
     assert "No engine has a predicted rate here." in tab.locator("#table").inner_text()
     assert tab.locator("#verdict").inner_text() == (
@@ -210,6 +210,10 @@ def test_filters_hide_rows(browser: Any, file: Path) -> None:
     tab.get_by_label("lossless only").check()
     assert [*rates(tab)] == ["llama.cpp", "vllm"]
     assert texts(tab, "#hidden-rows") == ["1 row hidden by the filters."]
+    tab.locator("#context").select_option("4096")
+    assert [*rates(tab)] == ["llama.cpp", "vllm"]
+    assert texts(tab, "#hidden-rows") == ["1 row hidden by the filters."]
+    tab.locator("#context").select_option("8192")
     tab.get_by_label("llama.cpp", exact=True).uncheck()
     assert [*rates(tab)] == ["vllm"]
     assert "No commands are known for this engine." in tab.locator("#command").inner_text()
