@@ -9,7 +9,15 @@ from moebench.harness.advise.question import Hardware, Lengths, Question
 from moebench.harness.published.case import FAMILIES
 from moebench.substrate.errors import CheckpointError, UnknownNameError, UsageError
 from moebench.substrate.machines import compose
-from moebench.substrate.machines.parts import Pool, Processor, matches, memory_of, nearest, parts
+from moebench.substrate.machines.parts import (
+    Pool,
+    Processor,
+    find,
+    matches,
+    memory_of,
+    nearest,
+    parts,
+)
 from moebench.substrate.machines.profile import is_file as is_profile
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.bits import bits_of, format_key, format_names
@@ -213,16 +221,29 @@ def _fit(found: Hardware) -> None:
 
 
 def machine_text(found: Hardware) -> str:
-    """Return a machine as a list of parts, such as ``rtx-3090+ryzen-9-5950x+ram=64``."""
-    words = [found.gpu + (f"*{found.cards}" if found.cards > 1 else "") if found.gpu else
-             compose.CPU_ONLY]  # fmt: skip
-    if found.cpu and matches(found.cpu):
-        words.append(found.cpu + (f"*{found.sockets}" if (found.sockets or 1) > 1 else ""))
+    """Return a machine as a list of parts, such as ``rtx-3090+ryzen-9-5950x+ram=64``.
+
+    A processor that another of its family stands for is left out.
+
+    Raises UsageError: the card is unknown.
+    """
+    if found.profile is not None:
+        return found.profile.name
+    ram = [] if found.ram_gib is None else [f"ram={found.ram_gib:g}"]
+    disk = [found.disk] if found.disk else []
+    device = find(found.gpu).key if found.gpu else compose.CPU_ONLY
+    if isinstance(parts().get(device), Pool):
+        return "+".join([device, *ram, *disk])
+    words = [_times(device, found.cards)]
+    if found.cpu and len(matches(found.cpu)) == 1:
+        words.append(_times(matches(found.cpu)[0], found.sockets))
     if found.memory:
-        words.append(found.memory.lower() + (f"*{found.channels}" if found.channels else ""))
-    if found.ram_gib is not None:
-        words.append(f"ram={found.ram_gib:g}")
-    return "+".join([*words, *filter(None, (found.link, found.disk))])
+        words.append(_times(found.memory.lower(), found.channels, always=True))
+    return "+".join([*words, *ram, *([found.link] if found.link and found.gpu else []), *disk])
+
+
+def _times(key: str, count: int | None, always: bool = False) -> str:
+    return f"{key}*{count}" if count is not None and (always or count > 1) else key
 
 
 def _machine(typed: str) -> Hardware:

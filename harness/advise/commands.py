@@ -5,16 +5,27 @@ Every flag is in the engine's table of documented options (`engines`).
 
 import shlex
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moebench.harness.advise import command_llama, command_torch
+from moebench.harness.advise.ask import machine_text
 from moebench.harness.advise.command_line import Line
 from moebench.harness.advise.config import OURS
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.engines import engines
-from moebench.harness.advise.question import Hardware, Question
-from moebench.substrate.machines.compose import CPU_ONLY
-from moebench.substrate.machines.parts import Pool, find
+from moebench.harness.advise.question import Question
+
+#: Kinds of software by systems; others run as their papers' code does, on Hugging Face modules.
+SOFTWARE = {
+    "llamacpp": "ggml", "llamacpp-moe-cache": "ggml", "llamacpp-capped-lru": "ggml",
+    "pinned-profile": "ggml", "qvac-lru": "ggml", "ktransformers": "kt", "kt-kernel": "kt",
+    "exllamav3-mcs": "python-graphs", "freetoken": "python-graphs", "lfru": "python-graphs",
+    "hybrimoe": "python-graphs", "dali": "python-graphs", "hobbit": "ggml",
+}  # fmt: skip
+
+#: Prompts and new tokens of a run: a cache begins the second text with what the first one left.
+PROMPTS, NEW = 2, 32
+
 
 _WRITERS: Mapping[str, Callable[[Line], tuple[str, ...]]] = {
     "llama.cpp": command_llama.llama,
@@ -70,46 +81,32 @@ def command(config: Configuration, question: Question) -> Command:
 
 
 def _ours(config: Configuration, question: Question) -> Command:
-    """Return the command line of a system of this project."""
-    shape, words = question.shape, ["moebench", "run", "--system", config.engine.removeprefix(OURS)]
-    words += ["--model", question.model, "--machine", machine_text(question.hardware)]
-    if question.quant not in ("", "file"):
-        words += ["--quant", question.quant]
-    words += ["--context", str(question.lengths.context), "--batch", str(question.batch)]
-    words += ["--new-tokens", str(question.lengths.new)]
-    if config.host_layers is not None or config.resident is not None:
-        host = len(shape.moe_layers) if config.host_layers is None else config.host_layers
-        on_device = (len(shape.moe_layers) - host) * shape.num_experts
-        slots = on_device + host * (config.resident or 0)
-        words += ["--slots", str(slots)] if slots else []
-    line = " ".join([shlex.join(words), *config.other])
+    """Return the command line of a system of this project, whose run the answer is of."""
+    system = config.engine.removeprefix(OURS)
+    words = ["moebench", "run", "--system", system, *(
+        word for name, value in run_options(question, system).items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    )]  # fmt: skip
     notes = []
     if question.hardware.reads_gb_s or question.hardware.copies_gb_s:
         notes.append("measured bandwidths are not in the machine's text: see moebench calibrate")
+    line = " ".join([shlex.join(words), *config.other])
     return Command((line,), "options of this moebench", tuple(notes))
 
 
-def machine_text(hardware: Hardware) -> str:
-    """Return a machine as a text of parts, such as ``rtx-3090+ryzen-9-5950x+ddr4-3200+ram=64``.
+def run_options(question: Question, system: str) -> dict[str, Any]:
+    """Return the options of the run that answers for a system of this project.
 
-    Raises UsageError: a part is unknown.
+    Routing is drawn, and the prompt is in the KV cache already.
+
+    Raises UsageError: the machine has no text of parts.
     """
-    if hardware.profile is not None:
-        return hardware.profile.name
-    ram = [] if hardware.ram_gib is None else [f"ram={hardware.ram_gib:g}"]
-    disk = [hardware.disk] if hardware.disk else []
-    device = find(hardware.gpu or hardware.cpu) if hardware.gpu or hardware.cpu else None
-    if isinstance(device, Pool):
-        return "+".join([device.key, *ram, *disk])
-    words = [_counted(find(hardware.gpu).key, hardware.cards) if hardware.gpu else CPU_ONLY]
-    if hardware.cpu:
-        words.append(_counted(find(hardware.cpu).key, hardware.sockets))
-    if hardware.memory:
-        modules = "" if hardware.channels is None else f"*{hardware.channels}"
-        words.append(hardware.memory.lower() + modules)
-    link = [hardware.link] if hardware.link and hardware.gpu else []
-    return "+".join([*words, *ram, *link, *disk])
-
-
-def _counted(key: str, count: int | None) -> str:
-    return key if count is None or count == 1 else f"{key}*{count}"
+    found: dict[str, Any] = {
+        "model": question.model, "machine": machine_text(question.hardware),
+        "software": SOFTWARE.get(system, "hf-eager"), "batch": question.batch,
+        "routing": "drawn", "prompts": PROMPTS * question.batch, "new_tokens": NEW,
+        "context": question.lengths.prompt,
+    }  # fmt: skip
+    if question.quant != "file":
+        found["quant"] = question.quant
+    return found

@@ -8,7 +8,8 @@ with loss is measured on the scale model, where one ships.
 from pathlib import Path
 
 from moebench.harness.advise.answer import GIB, LOSSLESS, Answer, Rate
-from moebench.harness.advise.ask import machine_text
+from moebench.harness.advise.commands import run_options
+from moebench.harness.advise.config import OURS
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.question import Question
 from moebench.harness.api.run import run
@@ -17,17 +18,7 @@ from moebench.results.published_errors import rate_error
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import scale_names
-
-#: Kinds of software by systems; others run as their papers' code does, on Hugging Face modules.
-SOFTWARE = {
-    "llamacpp": "ggml", "llamacpp-moe-cache": "ggml", "llamacpp-capped-lru": "ggml",
-    "pinned-profile": "ggml", "qvac-lru": "ggml", "ktransformers": "kt", "kt-kernel": "kt",
-    "exllamav3-mcs": "python-graphs", "freetoken": "python-graphs", "lfru": "python-graphs",
-    "hybrimoe": "python-graphs", "dali": "python-graphs", "hobbit": "ggml",
-}  # fmt: skip
-
-#: Prompts and new tokens of a run: a cache begins the second text with what the first one left.
-PROMPTS, NEW = 2, 32
+from moebench.substrate.models.gguf_shape import is_gguf
 
 
 def system_answer(question: Question, system: str, store: Path) -> Answer:
@@ -35,23 +26,17 @@ def system_answer(question: Question, system: str, store: Path) -> Answer:
 
     Raises MoeBenchError: the system does not run there, and why.
     """
-    if question.hardware.profile is not None or question.model.endswith(".gguf"):
-        raise UsageError(f"--engines {system}: a system of this project needs parts and a model's "
-                         "name")  # fmt: skip
-    machine = machine_text(question.hardware)
-    software = SOFTWARE.get(system, "hf-eager")
-    document = run(
-        system, store=store, model=question.model, machine=machine, software=software,
-        quant=question.quant, batch=question.batch, routing="drawn", prompts=PROMPTS,
-        new_tokens=NEW, context=question.lengths.prompt, interval=False,
-    ).documents[0]  # fmt: skip
-    error = rate_error(system, load_profile(machine, software))
+    if question.hardware.profile is not None or is_gguf(question.model):
+        raise UsageError("a system of this project needs parts and a model's name")
+    options = run_options(question, system)
+    document = run(system, store=store, interval=False, **options).documents[0]
+    error = rate_error(system, load_profile(options["machine"], options["software"]))
     rate = question.batch * 1e3 / document["metrics"]["tpot_ms"]["mean"]
     device = dig(document, "memory.offered_device_bytes") or 0.0
     host = question.shape.routed_params * question.bits.routed / 8
     return Answer(
-        engine=system, configuration=Configuration(engine=system),
-        config=f"simulated, {software}",
+        engine=OURS + system, configuration=Configuration(engine=OURS + system),
+        config=f"simulated with {options['software']} software",
         decode=Rate(rate, rate / error.factor, rate * error.factor),
         prefill=None, ttft_s=None, request_s=question.lengths.new * question.batch / rate,
         device_gib=float(device) / GIB, host_gib=host / GIB, disk_gib=0.0,
@@ -65,7 +50,7 @@ def _quality(question: Question, system: str, document: Document, store: Path) -
         return LOSSLESS
     if question.model not in scale_names():
         return "lossy; no scale model of it ships, so its KL is not known"
-    live = run(system, store=store, model=question.model,
-               machine=machine_text(question.hardware), quant=question.quant, prompts=PROMPTS,
-               new_tokens=NEW, interval=False).documents[0]  # fmt: skip
+    computed = {name: value for name, value in run_options(question, system).items()
+                if name not in ("routing", "context")}  # fmt: skip
+    live = run(system, store=store, interval=False, **computed).documents[0]
     return f"lossy: {live['accuracy']['kl']:.2g} nats of KL a token on the scale model"

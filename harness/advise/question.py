@@ -16,6 +16,9 @@ class Hardware:
         gpu: name of the card or of a one-pool machine; "" without a card.
         cards: number of cards.
         cpu: name of the processor.
+        cores: number of cores of all sockets; of a virtual machine, the number of its processors,
+            which may be threads of fewer cores.
+        virtual: whether this computer is a virtual machine.
         ram_gib: memory of the host in GiB.
         memory: kind and rate of its modules, such as ``DDR4-3200``.
         channels: memory channels of all sockets that have modules.
@@ -27,12 +30,15 @@ class Hardware:
         disks: number of such disks, which are read at the same time.
         profile: a calibrated machine that replaces the composed one.
         sources: by field, where its value was read on this computer.
+        unread: sentences on fields that could not be read, with what to type instead.
     """
 
     gpu: str = ""
     cards: int = 1
     cpu: str = ""
     sockets: int | None = None
+    cores: int | None = None
+    virtual: bool = False
     ram_gib: float | None = None
     memory: str = ""
     channels: int | None = None
@@ -44,6 +50,7 @@ class Hardware:
     disks: int = 1
     profile: HardwareProfile | None = None
     sources: dict[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
 
 class Lengths(NamedTuple):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from moebench.harness.advise import ask, kept
 from moebench.harness.advise.answer import Answer, Answers, Rate, answers, with_others
 from moebench.harness.advise.commands import command
-from moebench.harness.advise.config import parse_config
-from moebench.harness.advise.engines import find_engine
+from moebench.harness.advise.config import OURS, parse_config
+from moebench.harness.advise.engines import find_engine, is_engine
 from moebench.harness.advise.question import Hardware, Question
 from moebench.harness.advise.rules import RULES
 from moebench.harness.api.frames import frame_of
@@ -144,8 +144,11 @@ def advise(
         shape = question.shape
         forced = parse_config(
             config, names[0] if len(names) == 1 else None, shape.moe_layers, shape.num_layers,
-            shape.num_experts,
+            shape.num_experts, expert_bytes=shape.expert_bytes(question.bits.routed),
+            cards=question.hardware.cards,
         )  # fmt: skip
+        for remark in forced.remarks:
+            told(f"--config: {remark}")
         if forced.context is not None and lengths["context"] is None:
             question = ask.with_context(question, forced.context)
     key = kept.key_of(repr((question, names, systems, forced, buy)))
@@ -188,8 +191,9 @@ def _engines(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     names, systems = list[str](), list[str]()
     for name in typed:
-        if name in SYSTEMS and name not in RULES:
-            systems.append(name)
+        system = name.removeprefix(OURS)
+        if system in SYSTEMS and (name.startswith(OURS) or not is_engine(name)):
+            systems.append(system)
             continue
         try:
             names.append(find_engine(name).key)
@@ -237,7 +241,8 @@ def _row(question: Question, row: Answer) -> dict[str, Any]:
     prefill = row.prefill
     return {
         "engine": row.engine, "config": row.config,
-        "configuration": {k: v for k, v in asdict(row.configuration).items() if v is not None},
+        "configuration": {k: v for k, v in asdict(row.configuration).items()
+                          if v is not None and v != ()},
         "command": list(wanted.lines), "version": wanted.version, "notes": list(wanted.notes),
         "decode_tok_s": row.decode.value, "low": row.decode.low, "high": row.decode.high,
         "prefill_tok_s": prefill and prefill.value, "prefill_low": prefill and prefill.low,

@@ -177,10 +177,9 @@ def _machine(given: dict[str, Any], store: Path, json: bool, **asked: Any) -> No
             "nothing asked: give --model NAME or a GGUF file (and --gpu, --cpu, --ram of another "
             "machine than this), or a budget: --tpot-ms MS"
         )
-    # Defaults of the other question are no answer to this one.
     found = answer(
         str(model), quant=given.get("quant"), machine=given.get("machine"),
-        batch=given.get("batch") or 1, store=store, told=console.say, **asked,
+        batch=given.get("batch", 1), store=store, told=console.say, **asked,
     )  # fmt: skip
     if json:
         console.print_json(found.document)

@@ -10,6 +10,7 @@ import typer
 from moebench.harness import console
 from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, argument, option
+from moebench.results.spec import OPTIONS
 from moebench.substrate.errors import InputError, UsageError
 
 #: The systems that `moebench validate` runs by default.
@@ -33,19 +34,26 @@ CHANGED = {
 @takes(*MEASURED, "device", "precision", **CHANGED)
 def calibrate(
     out: Annotated[Path, option("File to write the profile to; its name ends in .yaml.")],
-    given: dict[str, Any], store: STORE = DEFAULT_STORE, json: JSON = False,
+    given: dict[str, Any],
+    quick: Annotated[
+        bool, option("Measure in two minutes, without a checkpoint.", "--quick")
+    ] = False,
+    store: STORE = DEFAULT_STORE, json: JSON = False,
 ) -> None:  # fmt: skip
-    """Measure each component of this computer, or of its GPU, and write its hardware profile."""
-    from moebench.harness.arguments import require_file, require_writable
+    """Measure each component of this computer, or of its GPU, and write its hardware profile.
 
+    With --quick: reads and products of the host, the hand-off, the GPU's link, and the disk.
+    """
+    if quick:
+        from moebench.harness.cli.calibrate_quick import calibrate_quick
+
+        _refuse_with_quick(given)
+        _check_files(out, store)
+        calibrate_quick(out, store, json)
+        return
     checkpoint, link_gb_s = _measured(given)
     on_gpu = _on_gpu(given, link_gb_s)
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise InputError(f"--out {out}: give a file in a folder that exists, for example here.yaml")
-    if out.suffix != ".yaml":
-        raise InputError(f"--out {out}: a profile's name ends in .yaml, for example here.yaml")
-    require_file("--out", out)
-    require_writable(store)
+    _check_files(out, store)
 
     from moebench.harness.machines.calibrate import calibrate as measure
     from moebench.harness.machines.profile import write_profile
@@ -182,6 +190,34 @@ def _only_one_mode(context: typer.Context, published: bool, add_row: bool) -> No
             raise UsageError(f"{typed}: not with {mode}, which runs no system; leave out one")
         if not mode and name in {*PUBLISHED, *ADD_ROW} - {"out", "json"}:
             raise UsageError(f"{typed}: only for published rows; add --published")
+
+
+def _refuse_with_quick(given: Mapping[str, Any]) -> None:
+    """Refuse options of the measurement with a checkpoint.
+
+    Raises UsageError: names the first such option.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{OPTIONS[name].flag}: not with --quick, which measures without a checkpoint; "
+                "leave out one of both"
+            )
+
+
+def _check_files(out: Path, store: Path) -> None:
+    """Refuse a profile's file or a store that cannot be written.
+
+    Raises InputError: names the file.
+    """
+    from moebench.harness.arguments import require_file, require_writable
+
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise InputError(f"--out {out}: give a file in a folder that exists, for example here.yaml")
+    if out.suffix != ".yaml":
+        raise InputError(f"--out {out}: a profile's name ends in .yaml, for example here.yaml")
+    require_file("--out", out)
+    require_writable(store)
 
 
 def _measured(given: dict[str, Any]) -> tuple[Path, float | None]:

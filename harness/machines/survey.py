@@ -40,6 +40,16 @@ class Reading(NamedTuple):
     range: tuple[float, float] | None = None
 
 
+class Card(NamedTuple):
+    """A GPU as nvidia-smi reports it: memory in GiB, power limit in W; None is not reported."""
+
+    name: str
+    memory_gib: float | None
+    power_w: float | None
+    generation: int | None
+    lanes: int | None
+
+
 class Survey(NamedTuple):
     """Names and numbers of this computer's hardware as far as programs report them.
 
@@ -85,27 +95,42 @@ def link_gb_s(found: Survey) -> float | None:
 _QUERY = ("name", "memory.total", "power.limit", "pcie.link.gen.max", "pcie.link.width.max")
 
 
-def _card(asked: Ask, names: dict[str, str], readings: dict[str, Reading]) -> None:
+def cards(asked: Ask) -> list[Card]:
+    """Return this computer's NVIDIA GPUs as nvidia-smi reports them."""
     said = asked(["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"])
-    first = (said or "").partition("\n")[0]
-    values = [value.strip() for value in first.split(",")]
-    if len(values) != len(_QUERY):
+    found = []
+    for line in (said or "").splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) == len(_QUERY):
+            memory, power, generation, lanes = map(_number, values[1:])
+            known = generation in _LANE and lanes is not None
+            found.append(
+                Card(
+                    values[0], memory and memory / 1024, power,
+                    int(generation or 0) if known else None, int(lanes or 0) if known else None,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _card(asked: Ask, names: dict[str, str], readings: dict[str, Reading]) -> None:
+    card = next(iter(cards(asked)), None)
+    if card is None:
         return
-    names["gpu"] = values[0]
+    names["gpu"] = card.name
     for known in map(load_profile, profile_names()):
-        if _plain(known.gpu.name) == _plain(values[0]):
+        if _plain(known.gpu.name) == _plain(card.name):
             for field, number in known.quantities():
                 if field.startswith("gpu."):
                     readings[field] = _of(number)
             break
-    memory, power, generation, width = map(_number, values[1:])
-    if memory:
-        readings["gpu.memory"] = Reading(memory / 1024, "GiB", "nvidia-smi: memory.total")
-    if power:
-        readings["gpu.full_power"] = Reading(power, "W", "nvidia-smi: power.limit")
-    if generation in _LANE and width:
-        most = _LANE[int(generation)] * width
-        names["link"] = f"PCIe {generation:g}.0 x{width:g}"
+    if card.memory_gib:
+        readings["gpu.memory"] = Reading(card.memory_gib, "GiB", "nvidia-smi: memory.total")
+    if card.power_w:
+        readings["gpu.full_power"] = Reading(card.power_w, "W", "nvidia-smi: power.limit")
+    if card.generation and card.lanes:
+        most = _LANE[card.generation] * card.lanes
+        names["link"] = f"PCIe {card.generation}.0 x{card.lanes}"
         for way in ("pinned_h2d", "pinned_d2h"):
             readings[f"link.{way}"] = Reading(
                 round(_OF_LINK * most, 2), "GB/s",
@@ -130,19 +155,34 @@ def _number(text: str) -> float | None:
     return value if 0 < value < 1e9 else None
 
 
-def _processor(asked: Ask, names: dict[str, str], readings: dict[str, Reading]) -> None:
+def lscpu(asked: Ask) -> dict[str, str]:
+    """Return the fields of lscpu without their colons, such as ``Model name``."""
     rows = _json(asked(["lscpu", "--json"]), "lscpu")
-    said = {str(row.get("field")).rstrip(":"): row.get("data") for row in _flat(rows)}
+    found = {str(row.get("field")).rstrip(":"): row.get("data") for row in _flat(rows)}
+    return {field: str(value).strip() for field, value in found.items() if value is not None}
+
+
+def cache_bytes(asked: Ask) -> int:
+    """Return the size of the last cache of the whole processor; 0 if lscpu does not name it."""
+    said = lscpu(asked)
+    names = ("L3 cache", "L3", "L2 cache", "L2")
+    text = next((said[name] for name in names if name in said), "")
+    size = re.match(r"([\d.]+) ?([KMG])", text)
+    return 0 if size is None else round(float(size[1]) * 1024 ** ("KMG".index(size[2]) + 1))
+
+
+def _processor(asked: Ask, names: dict[str, str], readings: dict[str, Reading]) -> None:
+    said = lscpu(asked)
     if said.get("Model name"):
-        names["host"] = str(said["Model name"])
-    parts = [_number(str(said.get(key))) for key in ("Core(s) per socket", "Socket(s)")]
+        names["host"] = said["Model name"]
+    parts = [_number(said.get(key, "")) for key in ("Core(s) per socket", "Socket(s)")]
     if None in parts:
         return
     cores = float(parts[0] or 1) * float(parts[1] or 1)
     readings["host.cores"] = Reading(cores, "1", "lscpu: cores of all sockets")
-    flags = str(said.get("Flags")).split()
+    flags = said.get("Flags", "").split()
     wide = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
-    clock = _number(str(said.get("CPU max MHz")))
+    clock = _number(said.get("CPU max MHz", ""))
     stated = "lscpu's highest clock" if clock else "a clock of 3 GHz, as lscpu names none"
     gflops = cores * wide * (clock or 3000.0) / 1e3
     readings["host.peak_fp32"] = Reading(
@@ -159,26 +199,40 @@ def _flat(rows: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _memory(proc: Path, readings: dict[str, Reading]) -> None:
+def memory_gib(proc: Path) -> float | None:
+    """Return the size of the memory in GiB; None if it cannot be read."""
     try:
         said = (proc / "meminfo").read_text()
     except OSError:
-        return
+        return None
     total = re.search(r"MemTotal:\s+(\d+) kB", said)
-    if total:
-        gib = round(int(total[1]) / 2**20, 2)
+    return round(int(total[1]) / 2**20, 2) if total else None
+
+
+def _memory(proc: Path, readings: dict[str, Reading]) -> None:
+    gib = memory_gib(proc)
+    if gib is not None:
         readings["host.memory"] = Reading(gib, "GiB", "/proc/meminfo: MemTotal")
 
 
-def _disk(asked: Ask, names: dict[str, str]) -> None:
+def disk_fields(asked: Ask) -> dict[str, str]:
+    """Return lsblk's fields of the disk that holds the current folder; empty if it is not known."""
     source = (asked(["findmnt", "-n", "-o", "SOURCE", "-T", os.curdir]) or "").strip()
-    if source.startswith("/dev/"):
-        # List the partition and the disk that contains it.
-        said = asked(["lsblk", "--json", "-s", "-o", "NAME,TYPE,MODEL,TRAN,SIZE", source])
-        disks = [row for row in _flat(_json(said, "blockdevices")) if row.get("type") == "disk"]
-        if disks:
-            about = (disks[0].get(key) for key in ("model", "tran", "size", "name"))
-            names["disk"] = " ".join(str(text).strip() for text in about if text)
+    if not source.startswith("/dev/"):
+        return {}
+    # List the partition and the disk that contains it.
+    said = asked(["lsblk", "--json", "-s", "-o", "NAME,TYPE,MODEL,TRAN,SIZE", source])
+    for row in _flat(_json(said, "blockdevices")):
+        if row.get("type") == "disk":
+            return {key: str(text).strip() for key, text in row.items() if isinstance(text, str)}
+    return {}
+
+
+def _disk(asked: Ask, names: dict[str, str]) -> None:
+    disk = disk_fields(asked)
+    if disk:
+        about = (disk.get(key) for key in ("model", "tran", "size", "name"))
+        names["disk"] = " ".join(text for text in about if text)
 
 
 def _json(text: str | None, key: str) -> Any:

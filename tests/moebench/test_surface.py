@@ -73,8 +73,8 @@ OPTIONS = {
     },
     "timeline": {"--out", "--store"},
     "calibrate": {
-        "--weights", "--model", "--emulated-link", "--device", "--precision", "--out", "--store",
-        "--json",
+        "--weights", "--model", "--emulated-link", "--device", "--precision", "--out", "--quick",
+        "--store", "--json",
     },
     "validate": {
         "--profile", "--weights", "--model", "--emulated-link", "--device", "--precision",

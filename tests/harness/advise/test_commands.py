@@ -10,7 +10,8 @@ import typer.main
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.harness.advise.commands import command, machine_text
+from moebench.harness.advise.ask import machine_text
+from moebench.harness.advise.commands import command
 from moebench.harness.advise.config import parse_config
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.engines import engines
@@ -194,8 +195,9 @@ def test_systems_of_this_project_are_run_by_it() -> None:
     (line,) = command(config, question()).lines
     assert line == (
         "moebench run --system fiddler --model gpt-oss-120b "
-        "--machine rtx-3090+ryzen-9-5950x+ddr4-3200+ram=64 --quant mxfp4 --context 32768 "
-        "--batch 1 --new-tokens 512 --slots 1248"
+        "--machine rtx-3090+ryzen-9-5950x+ddr4-3200+ram=64 --software hf-eager --batch 1 "
+        f"--routing drawn --prompts 2 --new-tokens 32 --context {question().lengths.prompt} "
+        "--quant mxfp4"
     )
     ours = command(dataclasses.replace(config, engine="moebench:freetoken"), question()).lines[0]
     assert "--system freetoken " in ours

@@ -115,17 +115,22 @@ def test_what_does_not_fit_says_the_number_and_ends_with_1() -> None:
     assert "left out: llama.cpp: without routed experts it needs" in called.err
 
 
-def test_a_system_of_moebench_is_a_simulated_run(tmp_path: Path) -> None:
+def test_a_system_of_moebench_is_a_simulated_run() -> None:
     called = call("advise", "--model", "qwen3-30b-a3b", "--gpu", "rtx-3060-12gb", "--cpu",
-                  "ryzen-5-5600", "--ram", "64", "--engines", "llama.cpp,fiddler", "--json")  # fmt: skip
+                  "ryzen-5-5600", "--ram", "64", "--engines", "llama.cpp,moebench:fiddler",
+                  "--json")  # fmt: skip
     assert called.code == 0, called.err
     rows = {one["engine"]: one for one in called.json["answers"]}
-    assert rows["fiddler"]["command"][0].startswith("moebench run --system fiddler --model ")
-    assert rows["fiddler"]["prefill_tok_s"] is None
-    assert rows["fiddler"]["quality"] == "lossless"
-    assert not rows["fiddler"]["checked"]
-    again = call(*rows["fiddler"]["command"][0].split()[1:], "--json")
+    assert rows["moebench:fiddler"]["command"][0].startswith(
+        "moebench run --system fiddler --model "
+    )
+    assert rows["moebench:fiddler"]["prefill_tok_s"] is None
+    assert rows["moebench:fiddler"]["quality"] == "lossless"
+    assert not rows["moebench:fiddler"]["checked"]
+    again = call(*rows["moebench:fiddler"]["command"][0].split()[1:], "--no-interval", "--json")
     assert again.code == 0, again.err
+    tpot_ms = again.json["metrics"]["tpot_ms"]["mean"]
+    assert rows["moebench:fiddler"]["decode_tok_s"] == pytest.approx(1e3 / tpot_ms)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +147,11 @@ def test_a_system_of_moebench_is_a_simulated_run(tmp_path: Path) -> None:
         ((*MODEL, *PARTS, "--engines", "llama.cp,vlm"), "engine"),
         ((*MODEL, *PARTS, "--engines", "llama.cpp,,"), "--engines"),
         ((*MODEL, *PARTS, "--config", "llama.cpp --n-cpu-mo 3"), "--n-cpu-mo"),
-        ((*MODEL, *PARTS, "--config", ""), "names no engine"),
+        ((*MODEL, *PARTS, "--config", "fast"), "fast"),
         ((*MODEL, *PARTS, "--batch", "0"), "--batch 0"),
         ((*MODEL, *PARTS, "--tpot-ms", "5"), "--gpu: not with a budget; leave out one of both"),
         ((*MODEL, *PARTS, "--setting", "S3"), "--setting: only for a budget; give --tpot-ms MS"),
-        ((*MODEL, "--machine", "rtx3090"), "--machine"),
+        ((*MODEL, "--machine", "somewhere"), "--machine somewhere: advice needs parts"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.harness.machines.survey import Ask, Survey, draft, survey
+from moebench.harness.machines.survey import Ask, Card, Survey, cache_bytes, cards, draft, survey
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
 
@@ -114,3 +114,23 @@ def test_the_comments_say_where_each_number_is_found(proc: Path) -> None:
 def test_a_name_that_no_profile_can_have_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="machines init"):
         draft(name, Survey({}, {}))
+
+
+def test_every_card_is_read() -> None:
+    lines = "NVIDIA A10, 23028, 150.00, 4, 16\nX, [N/A], [N/A], 4, [N/A]"
+    assert cards(desk(lines)) == [
+        Card("NVIDIA A10", 23028 / 1024, 150, 4, 16), Card("X", None, None, None, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "size"),
+    [
+        ("L3 cache:", "480 MiB (1 instance)", 480 << 20), ("L3:", "36 MiB (1 instance)", 36 << 20),
+        ("L3 cache:", "32768K", 32 << 20), ("L2 cache:", "1.5 MiB", 3 << 19), ("L3:", "none", 0),
+        ("L1d cache:", "96 KiB", 0),
+    ],
+)  # fmt: skip
+def test_the_last_cache_is_read(field: str, text: str, size: int) -> None:
+    said = json.dumps({"lscpu": [{"field": field, "data": text}]})
+    assert cache_bytes(lambda command: said) == size
