@@ -72,7 +72,7 @@ _PACKAGE = Path(__file__).parents[2]
 #: What an answer depends on, as patterns below the package.
 _SOURCES = (
     *(f"harness/advise/{name}.py" for name in (
-        "answer", "ask", "candidates", "case", "configuration", "memory", "question", "rules",
+        "answer", "candidates", "case", "configuration", "memory", "question", "rules",
     )),
     "harness/published/*.py", "results/measured/*.json", "results/published_errors.py",
     "substrate/engine/*.py", "substrate/machines/*.py", "substrate/memory/*.py",
@@ -109,8 +109,9 @@ class Job(NamedTuple):
 
     def key(self) -> str:
         """Return the hash of what was asked, and of the code that answers."""
-        asked = (self.hardware, self.model, self.asked, HOPELESS, PAGED_BY, MOST_ROWS)
-        return key_of([repr(asked).encode(), code().encode()])
+        asked = [repr(question_of(self, *one)) for one in self.asked]
+        rules = repr((HOPELESS, PAGED_BY, MOST_ROWS))
+        return key_of(text.encode() for text in (*asked, rules, code()))
 
 
 @cache

@@ -192,7 +192,6 @@ const line = (row, chosen) => {
 };
 const tableOf = (found, chosen) => {
   const table = h("table", { class: "answers" },
-    h("caption", { hidden: true }, "engines and configurations, best first"),
     h("thead", {}, h("tr", {}, HEADS.map((head, at) => h("th", { scope: "col", class: at > 0 && at < 5 ? "number" : null }, head)))),
     h("tbody", {}, found.rows.map((row) => line(row, row.key === chosen.key))));
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "table of answers" },
