@@ -84,7 +84,8 @@ const isKept = (row) => !(choice.lossless && !row.lossless) && !choice.without.h
 // Interpolates the best row of each engine that both neighbours have; all but rates is the larger one's.
 const interpolated = (all, context) => {
   const low = all.findLast((at) => points.context[at] < context), high = all.find((at) => points.context[at] > context);
-  const best = (at) => new Map(rowsOf(at).filter(isKept).reverse().map((row) => [row.engine, row]));
+  const best = (at) => rowsOf(at).filter(isKept)
+    .reduce((found, row) => (found.has(row.engine) ? found : found.set(row.engine, row)), new Map());
   const curves = all.map((at) => [points.context[at], best(at)]);
   const at = (end) => curves.find(([context]) => context === points.context[end])[1];
   const rate = (engine, name) => rateBetween(
