@@ -1,63 +1,32 @@
 """Builds the grid of the advice page: ``make advice``.
 
-Each machine with each model is a part, which is stored as soon as it is done: a build that was
-stopped goes on where it was.  A part is used again while the code that predicts is the same.  Parts
-hold configurations, so that commands are written anew each time.
+A build that was stopped goes on where it was (`grid_parts`).
 """
 
 import argparse
-import json
 import math
-import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import closing
-from dataclasses import asdict, replace
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from moebench.harness import console
-from moebench.harness.advise import ask
-from moebench.harness.advise.answer import (
-    GIB,
-    LOSSLESS,
-    PAGING,
-    SAME_ENGINE,
-    Answer,
-    Answers,
-    answers,
-)
+from moebench.harness.advise.answer import PAGING, SAME_ENGINE, answers
 from moebench.harness.advise.commands import command
 from moebench.harness.advise.configuration import Configuration
-from moebench.harness.advise.grid import (
-    CONTEXT_MARK,
-    FILE,
-    MOST_ROWS,
-    Grid,
-    GridMachine,
-    GridRow,
-    Point,
-    Ties,
-    rounded,
-    write_grid,
-)
-from moebench.harness.advise.grid_axes import BETWEEN, MODELS, contexts_of, machines
+from moebench.harness.advise.grid import CONTEXT_MARK, FILE, Grid, GridRow, Point, Ties, write_grid
+from moebench.harness.advise.grid_axes import BETWEEN, MODELS, machines
+from moebench.harness.advise.grid_parts import Ask, Choice, Job, jobs, question_of, stored_parts
 from moebench.harness.advise.interpolation import between, interpolation_error
-from moebench.harness.advise.question import Hardware, Question
+from moebench.harness.advise.question import Question
 from moebench.harness.published.coverage import EIGHTY
-from moebench.harness.run.code_cache import key_of
 from moebench.results.published_errors import ratio_error
 from moebench.substrate.errors import MoeBenchError
-from moebench.substrate.files import write_text
 
 #: Folder of the parts, below the working directory.
 PARTS = Path("build/advice")
-
-#: One of `SAMPLED` parts also has the contexts in between, for the error of interpolation.
-SAMPLED = 16
 
 #: A context that stands for any other while a command is written: no other number is likely 7,936.
 STAND_IN = 7936
@@ -68,70 +37,7 @@ LENGTHS = (
     "2,048), after a prompt that fills the rest.  With shorter texts, rates are higher."
 )
 
-_PACKAGE = Path(__file__).parents[2]
-#: What an answer depends on, as patterns below the package.
-_SOURCES = (
-    *(f"harness/advise/{name}.py" for name in (
-        "answer", "candidates", "case", "configuration", "memory", "question", "rules",
-    )),
-    "harness/published/*.py", "results/measured/*.json", "results/published_errors.py",
-    "substrate/engine/*.py", "substrate/machines/*.py", "substrate/memory/*.py",
-    "substrate/models/*.py", "substrate/catalogue/*.yaml", "substrate/catalogue/parts/*.yaml",
-    "substrate/catalogue/software/*.yaml", "substrate/catalogue/models/*.json", "systems/**/*.py",
-)  # fmt: skip
-
-#: Where experts are more than `HOPELESS` times the host's memory, only `PAGED_BY` are asked.
-HOPELESS, PAGED_BY = 2.0, ("llama.cpp",)
-NOT_ASKED = "most of the model would be read from the disk for each token"
-
-Ask = Callable[[Question, Sequence[str]], Answers]
 Write = Callable[[Configuration, Question], tuple[str, str]]
-Choice = tuple[GridMachine, Hardware]
-
-
-class Job(NamedTuple):
-    """A part of the grid: a model on a machine.
-
-    Attributes:
-        machine: index of the machine.
-        asked: formats with contexts.
-    """
-
-    machine: int
-    hardware: Hardware
-    model: str
-    asked: tuple[tuple[str, int], ...]
-
-    def name(self, shown: GridMachine) -> str:
-        """Return the name of the part's file."""
-        words = f"{shown.card} {shown.memory} {self.model}".lower()
-        return "".join(c if c.isalnum() or c in ".-" else "-" for c in words) + ".json"
-
-    def key(self) -> str:
-        """Return the hash of what was asked, and of the code that answers."""
-        asked = [repr(question_of(self, *one)) for one in self.asked]
-        rules = repr((HOPELESS, PAGED_BY, MOST_ROWS))
-        return key_of(text.encode() for text in (*asked, rules, code()))
-
-
-@cache
-def code() -> str:
-    """Return the hash of the code and data that rates depend on."""
-    files = sorted({file for pattern in _SOURCES for file in _PACKAGE.glob(pattern)})
-    return key_of(part for file in files for part in (file.name.encode(), file.read_bytes()))
-
-
-def jobs(chosen: Sequence[Choice], models: Mapping[str, Sequence[str]]) -> list[Job]:
-    """Return the parts of a grid; some also ask for the contexts in between."""
-    found: list[Job] = []
-    for at, (_, hardware) in enumerate(chosen):
-        for model, quants in models.items():
-            contexts = contexts_of(model)
-            if len(found) % SAMPLED == at % SAMPLED:
-                contexts += [one for one in BETWEEN if contexts[0] < one < contexts[-1]]
-            asked = tuple((quant, context) for quant in quants for context in contexts)
-            found.append(Job(at, hardware, model, asked))
-    return found
 
 
 def build_grid(
@@ -155,18 +61,10 @@ def build_grid(
     """
     asked = jobs(chosen, models)
     files = [folder / job.name(chosen[job.machine][0]) for job in asked]
-    keys = [job.key() for job in asked]
-    found = [_read(file, None if as_is else key) for file, key in zip(files, keys, strict=True)]
-    todo = [at for at, part in enumerate(found) if part is None]
-    step(len(asked) - len(todo), len(asked))
-    with closing(_answered([asked[at] for at in todo], ask_for, processes)) as answered:
-        for done, (at, part) in enumerate(answered, len(asked) - len(todo) + 1):
-            found[todo[at]] = part
-            write_text(files[todo[at]], json.dumps({"key": keys[todo[at]], "points": part}))
-            step(done, len(asked))
+    parts = stored_parts(asked, files, ask_for, processes, step, as_is)
     points = [
         _point(job, one, write or commands)
-        for job, part in zip(asked, found, strict=True) for one in part or ()
+        for job, part in zip(asked, parts, strict=True) for one in part
     ]  # fmt: skip
     kept = [point for point in points if point.context not in BETWEEN]
     return Grid(
@@ -187,82 +85,6 @@ def _pairs(kept: Sequence[Point], points: Sequence[Point]) -> Iterator[Any]:
         if point.context in BETWEEN:
             curve = sorted(curves[point[:3]], key=lambda one: one.context)
             yield between(curve, point.context), point.rows
-
-
-# ------------------------------------------------------------------------------ parts
-
-
-def _read(file: Path, key: str | None) -> list[dict[str, Any]] | None:
-    """Return a part's points; None if it is absent, damaged, or of another key."""
-    try:
-        found = json.loads(file.read_bytes())
-        points: list[dict[str, Any]] = found["points"]
-        return points if key is None or found["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _answered(
-    todo: Sequence[Job], ask_for: Ask, processes: int | None
-) -> Generator[tuple[int, list[dict[str, Any]]], None, None]:
-    """Yield the index of each part with its points, as they are done."""
-    if processes == 1 or len(todo) < 2:
-        yield from ((at, _part(job, ask_for)) for at, job in enumerate(todo))
-        return
-    with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
-        futures = {pool.submit(_part, job, ask_for): at for at, job in enumerate(todo)}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def question_of(job: Job, quant: str, context: int) -> Question:
-    """Return the question of a point, as ``moebench advise --context`` asks it."""
-    return ask.question(model=job.model, quant=quant, hardware=job.hardware, context=str(context))
-
-
-def _part(job: Job, ask_for: Ask) -> list[dict[str, Any]]:
-    """Return the points of a part as JSON values."""
-    points = []
-    for quant, context in job.asked:
-        asked = question_of(job, quant, context)
-        engines = PAGED_BY if _hopeless(asked) else ()
-        try:
-            found = ask_for(asked, engines)
-        except MoeBenchError as error:
-            said = {"verdict": f"not predicted: {error}", "largest": 0, "left_out": {}, "rows": []}
-        else:
-            left_out = found.left_out | ({"other engines": NOT_ASKED} if engines else {})
-            said = {
-                "verdict": found.verdict, "largest": found.largest_context,
-                "left_out": left_out, "rows": [*map(_row, found.rows[:MOST_ROWS])],
-            }  # fmt: skip
-        points.append({"quant": quant, "context": context, **said})
-    return points
-
-
-def _hopeless(asked: Question) -> bool:
-    """Return whether the experts are far larger than the memory of the host."""
-    experts = asked.shape.routed_params * asked.bits.routed / 8
-    return experts > HOPELESS * GIB * (asked.hardware.ram_gib or math.inf)
-
-
-def _row(one: Answer) -> dict[str, Any]:
-    """Return an answer as JSON values, with the fields of a `GridRow` but its command."""
-    prefill = one.prefill or (None, None, None)
-    return {
-        "configuration": asdict(one.configuration), "fits": one.fits,
-        "engine": one.engine, "config": one.config,
-        **dict(zip(("decode", "decode_low", "decode_high"), map(rounded, one.decode), strict=True)),
-        **dict(zip(("prefill", "prefill_low", "prefill_high"), map(rounded, prefill), strict=True)),
-        "device_gib": rounded(one.device_gib), "host_gib": rounded(one.host_gib),
-        "disk_gib": rounded(one.disk_gib), "quality": one.quality, "binds": one.binds,
-        "verdict": one.verdict, "remarks": "\n".join(one.remarks),
-        "lossless": one.quality.startswith(LOSSLESS), "checked": one.checked,
-    }  # fmt: skip
 
 
 def _point(job: Job, part: dict[str, Any], write: Write) -> Point:

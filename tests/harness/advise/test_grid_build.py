@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from moebench.harness.advise import grid_build
+from moebench.harness.advise import grid_build, grid_parts
 from moebench.harness.advise.answer import Answer, Answers, Rate
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.grid import CONTEXT_MARK, Grid, read_grid
 from moebench.harness.advise.grid_axes import BETWEEN, MODELS, contexts_of, machines
-from moebench.harness.advise.grid_build import Job, build_grid, commands, jobs, question_of
+from moebench.harness.advise.grid_build import build_grid, commands
+from moebench.harness.advise.grid_parts import Job, jobs, question_of
 from moebench.harness.advise.question import Question
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import shape_names
@@ -117,7 +118,7 @@ def test_parts_of_other_code_are_used_if_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = built(tmp_path)
-    monkeypatch.setattr(grid_build, "code", lambda: "other")
+    monkeypatch.setattr(grid_parts, "code", lambda: "other")
 
     def never(question: Question, engines: Sequence[str]) -> Answers:
         raise AssertionError(question)
