@@ -106,6 +106,10 @@ def test_a_stopped_build_goes_on(tmp_path: Path) -> None:
     assert grid == built(tmp_path / "whole")
 
 
+def test_several_processes_build_the_same_grid(tmp_path: Path) -> None:
+    assert built(tmp_path / "two", processes=2) == built(tmp_path / "one")
+
+
 @pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"key": "of other code", "points": []}'])
 def test_a_part_that_cannot_be_used_is_computed_again(tmp_path: Path, damage: str) -> None:
     whole = built(tmp_path)
