@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers
-    from moebench.harness.api.advise import advise as advise
+    from moebench.harness.advise.advice import advise as advise
     from moebench.harness.api.compare import compare as compare
     from moebench.harness.api.run import run as run
     from moebench.harness.api.sweep import sweep as sweep
@@ -54,7 +54,7 @@ _HOMES = {
     "Store": "moebench.results.store",
     "System": "moebench.substrate.engine.system",
     "UsageError": "moebench.substrate.errors",
-    "advise": "moebench.harness.api.advise",
+    "advise": "moebench.harness.advise.advice",
     "best_scores": "moebench.substrate.engine.decisions",
     "build": "moebench.systems.options",
     "compare": "moebench.harness.api.compare",

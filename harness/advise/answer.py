@@ -497,7 +497,8 @@ def _faster(
 
     if case.first > 0 and (case.engine.misses == "host" or case.on_host):
         yield "memory of the host", (profile("host.gemv_bandwidth"), values)
-        yield "cores of the host", (case, constants("core AVX2", "core AVX-512"))
+        if case.profile.host.core_rate is not None:
+            yield "cores of the host", (profile("host.core_rate"), values)
     if not case.on_host:
         yield "memory of the device", (profile("gpu.bandwidth"), values)
         launches = constants("launch ggml", "launch python", "handoff us", factor=1 / STEP)

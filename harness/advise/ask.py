@@ -5,9 +5,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from moebench.harness.advise.formats import LEAST, MOST, named_bits
 from moebench.harness.advise.question import Hardware, Lengths, Question
 from moebench.harness.published.case import FAMILIES
-from moebench.substrate.errors import CheckpointError, UnknownNameError, UsageError
+from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.machines import compose
 from moebench.substrate.machines.parts import (
     Pool,
@@ -20,7 +21,7 @@ from moebench.substrate.machines.parts import (
 )
 from moebench.substrate.machines.profile import is_file as is_profile
 from moebench.substrate.machines.profile import load_profile
-from moebench.substrate.models.bits import bits_of, format_key, format_names
+from moebench.substrate.models.bits import format_key
 from moebench.substrate.models.catalogue import find_name, is_file, model_shape, published_models
 from moebench.substrate.models.gguf_shape import is_gguf, read_gguf
 
@@ -44,10 +45,14 @@ MOST_BATCH = 256
 def question(
     *, model: str, quant: str | None, hardware: Hardware, context: str | None = None,
     prompt: str | None = None, new: str | None = None, batch: int = 1, lossless: bool = False,
+    routed: float | None = None,
 ) -> Question:  # fmt: skip
     """Return the question, with usual lengths and the usual format where none are given.
 
     A context alone is filled by the prompt, so that rates are those at this context.
+
+    Args:
+        routed: bits per weight of routed experts, where they are known better than by the format.
 
     Raises:
         UsageError: a name or a number is not allowed, or lengths do not fit into the context.
@@ -65,10 +70,13 @@ def question(
         read = read_gguf(Path(model))
         bits, quant = read.stored.bits, read.format
     else:
-        try:
-            bits = bits_of(quant)
-        except UnknownNameError:
-            raise UnknownNameError("format", quant, format_names(), "--quant") from None
+        bits = named_bits(quant)
+    if routed is not None:
+        if not LEAST <= routed <= MOST:
+            raise UsageError(
+                f"--bits {routed:g}: allowed: bits per weight from {LEAST:g} to {MOST:g}"
+            )
+        bits = bits._replace(routed=routed)
     positions = max([shape.max_positions, *(n for word, n in LONGER.items() if word in model)])
     if not 1 <= batch <= MOST_BATCH:
         raise UsageError(f"--batch {batch}: allowed: 1 to {MOST_BATCH}")
@@ -190,7 +198,7 @@ def _of_parts(
     pool = parts().get(name)
     if isinstance(pool, Pool):
         for option, value in (("--cpu", cpu), ("--memory", memory), ("--link", link)):
-            if value is not None:
+            if value is not None and value.lower() not in pool.name.lower():
                 raise UsageError(f"{option} {value}: {pool.name} has its own; leave it out")
         size = None if ram is None else gib("--ram", ram)
         low, high = pool.memory_gib
@@ -228,7 +236,7 @@ def machine_text(found: Hardware) -> str:
     Raises UsageError: the card is unknown.
     """
     if found.profile is not None:
-        return found.profile.name
+        return found.file
     ram = [] if found.ram_gib is None else [f"ram={found.ram_gib:g}"]
     disk = [found.disk] if found.disk else []
     device = find(found.gpu).key if found.gpu else compose.CPU_ONLY
@@ -248,7 +256,12 @@ def _times(key: str, count: int | None, always: bool = False) -> str:
 
 def _machine(typed: str) -> Hardware:
     if is_profile(typed):
-        return Hardware(gpu="", profile=load_profile(typed))
+        profile = load_profile(typed)
+        alone = profile.pool and profile.gpu.name.endswith(compose.NO_GPU)
+        return Hardware(
+            gpu="" if alone else profile.gpu.name, cpu=profile.host.name, profile=profile,
+            ram_gib=profile.host.memory.bytes / 2**30, file=typed,
+        )  # fmt: skip
     if not compose.is_composed(typed):
         raise UsageError(
             f"--machine {typed}: advice needs parts, such as rtx-3090+ryzen-9-5950x+ram=64, or the "
@@ -288,6 +301,10 @@ def _part(option: str, typed: str, kinds: tuple[str, ...]) -> str:
     """
     text = re.sub(r"\(.*?\)", "", typed).strip()
     found = [key for key in matches(text) if parts()[key].group in kinds]
+    size = re.fullmatch(r"(.*?)[ -](\d+) ?gi?b", text, re.IGNORECASE)
+    if not found and size:  # a card's memory is a part of few keys
+        found = [key for key in matches(size[1])
+                 if getattr(parts()[key], "memory_gib", None) == float(size[2])]  # fmt: skip
     if len(found) == 1:
         return found[0]
     if found:
@@ -303,9 +320,16 @@ def _processor(typed: str) -> str:
     found = [key for key in matches(text) if isinstance(parts()[key], Processor)]
     if len(found) == 1:
         return found[0]
-    if any(re.search(family, typed.lower()) for family, _ in FAMILIES):
+    low = typed.lower()
+    if any(re.search(family, low) for family, _ in FAMILIES) or _DESCRIBED.search(low):
         return typed
     return _part("--cpu", typed, ("processors",))
+
+
+#: Words that say what kind of processor it is, without its name.
+_DESCRIBED = re.compile(
+    r"\d+[ -]?(?:cores?|c|vcpus?|threads)\b|server|desktop|workstation|socket|^(?:xeon|epyc|ryzen)$"
+)
 
 
 def _modules(typed: str) -> tuple[str, int | None]:

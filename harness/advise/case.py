@@ -2,11 +2,13 @@
 
 import re
 from datetime import date
+from pathlib import Path
 
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.memory import KV_BYTES, bits_for
 from moebench.harness.advise.question import Hardware, Question
 from moebench.harness.advise.rules import Rules
+from moebench.harness.machines.products_file import read_products
 from moebench.harness.published.case import (
     LEAST_CACHED,
     Case,
@@ -19,9 +21,10 @@ from moebench.harness.published.case import (
 )
 from moebench.harness.published.engines import BY_EXPERT, Engine
 from moebench.harness.published.rows import Row
+from moebench.results.published_errors import SERVER_CORES
 from moebench.substrate.machines import compose
 from moebench.substrate.machines.parts import Cores, Pool, matches, parts
-from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.machines.profile import HardwareProfile, load_profile
 
 #: Where products with many rows use AMX: engines that have kernels of it.
 TILES = ("ktransformers", "kt-kernel")
@@ -52,17 +55,18 @@ def case_for(question: Question, rules: Rules, config: Configuration) -> Case:
         first, whole = 0, False
     each = shape.expert_bytes(bits.routed)
     idle = engine.caches and engine.misses == "host" and each / 3 < LEAST_CACHED
-    cores = host.profile.host.cores.count
+    cores = _cores(hardware, host)
     case = Case(
         engine=engine, shape=shape, bits=bits, profile=host.profile, batch=question.batch,
         first=first, whole=whole,
         hot=0.0 if idle or not on_host else (config.resident or 0) / shape.num_experts,
-        threads=threads_reached(config.threads, cores) if config.threads else host.threads,
+        threads=threads_reached(config.threads or host.profile.host.cores.count, cores),
         wide=host.wide, tiles=config.engine in TILES and _has_tiles(hardware.cpu),
         repacked=engine.products == "llama.cpp" and interleaved(question.quant, _today()),
         products="device products" if is_nvidia(host) else "other products",
         reads=host.reads, sockets=host.sockets, bound=bool(config.bound),
-        virtual="vcpu" in hardware.cpu.lower(), format=format_constant(question.quant),
+        virtual=hardware.virtual or "vcpu" in hardware.cpu.lower(), measured=_measured(host),
+        rate=_measured_rate(hardware, question.quant), format=format_constant(question.quant),
         cache_bytes=KV_BYTES[config.kv or "f16"],
         lengths=Lengths(
             lengths.prompt + lengths.new // 2, max(1, lengths.prompt), 0, lengths.context
@@ -88,6 +92,8 @@ def _pinned(engine: Engine, config: Configuration) -> bool:
 def host_of(question: Question, engine: Engine, unsaid: list[tuple[str, str]]) -> Host:
     """Return the machine as a published row that names the same parts has it."""
     hardware = question.hardware
+    if hardware.profile is not None:
+        return _calibrated(hardware, engine)
     linked = re.fullmatch(r"pcie(\d)x(\d+)", hardware.link)
     row = Row(
         id="advice", model=question.model, gpu=hardware.gpu, cpu=hardware.cpu,
@@ -102,9 +108,58 @@ def host_of(question: Question, engine: Engine, unsaid: list[tuple[str, str]]) -
     return found._replace(profile=_changed(found.profile, hardware))
 
 
+def _calibrated(hardware: Hardware, engine: Engine) -> Host:
+    """Return a calibrated machine with an engine's kind of software."""
+    profile = load_profile(hardware.file, engine.software)
+    named = [parts()[key] for key in matches(hardware.cpu)]
+    wide = any(isinstance(one, Cores) and one.simd.startswith("AVX-512") for one in named)
+    server = profile.host.cores.count >= SERVER_CORES
+    return Host(
+        _changed(profile, hardware), profile.host.cores.count, not hardware.gpu, wide,
+        "server reads" if server else "desktop reads",
+    )  # fmt: skip
+
+
+def _cores(hardware: Hardware, host: Host) -> int:
+    """Return the number of cores; a virtual machine's processors are threads of half as many."""
+    count = host.profile.host.cores.count
+    return max(1, count // 2) if hardware.virtual else count
+
+
+def _measured(host: Host) -> frozenset[str]:
+    """Return what of a machine was calibrated, where no constant counts."""
+    found = host.profile
+    fields = {"reads": found.host.gemv_bandwidth, "cores": found.host.core_rate,
+              "link": found.link.pinned_h2d}  # fmt: skip
+    return frozenset(name for name, number in fields.items()
+                     if number is not None and number.badge == "calibrated")  # fmt: skip
+
+
+def _measured_rate(hardware: Hardware, quant: str) -> float | None:
+    """Return the measured rate of products in a format over q4_k's, in weights; None if not known.
+
+    A file's format such as ``q4_k_m`` has the rate of its blocks.
+    """
+    products = read_products(Path(hardware.file)) if hardware.file else None
+    if products is None or "q4_k" not in products.rates:
+        return None
+    form = next((one for one in sorted(products.rates, key=len, reverse=True)
+                 if quant.startswith(one)), None)  # fmt: skip
+    if form is None:
+        return None
+
+    def weights(name: str) -> float:
+        return max(rate.value for rate in products.rates[name][1].values()) / products.bits[name]
+
+    return weights(form) / weights("q4_k")
+
+
 def _changed(profile: HardwareProfile, hardware: Hardware) -> HardwareProfile:
     """Return the profile with the card's further memory, and the disks that are named."""
-    gpu, disk = profile.gpu, profile.disk
+    gpu, disk, host = profile.gpu, profile.disk, profile.host
+    if hardware.cores and hardware.profile is None:
+        cores = host.cores.model_copy(update={"value": hardware.cores})
+        host = host.model_copy(update={"cores": cores})
     if hardware.more_gib:
         size = gpu.memory.model_copy(update={"value": gpu.memory.value + hardware.more_gib})
         gpu = gpu.model_copy(update={"memory": size})
@@ -118,7 +173,7 @@ def _changed(profile: HardwareProfile, hardware: Hardware) -> HardwareProfile:
             )
             for name in ("queue1_bandwidth", "max_bandwidth")
         })  # fmt: skip
-    return profile.model_copy(update={"gpu": gpu, "disk": disk})
+    return profile.model_copy(update={"gpu": gpu, "disk": disk, "host": host})
 
 
 def engine_for(question: Question, rules: Rules, config: Configuration) -> Engine:

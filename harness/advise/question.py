@@ -29,6 +29,7 @@ class Hardware:
         more_gib: memory that the card has beyond its part's, in GiB.
         disks: number of such disks, which are read at the same time.
         profile: a calibrated machine that replaces the composed one.
+        file: path of its file.
         sources: by field, where its value was read on this computer.
         unread: sentences on fields that could not be read, with what to type instead.
     """
@@ -49,6 +50,7 @@ class Hardware:
     more_gib: float = 0.0
     disks: int = 1
     profile: HardwareProfile | None = None
+    file: str = ""
     sources: dict[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 

@@ -65,6 +65,7 @@ def advise(
         str | None, option("Tokens of the prompt [2048, or what fills --context].")
     ] = None,
     tokens: Annotated[str | None, option("Tokens of the answer [512].")] = None,
+    bits: Annotated[float | None, option("Bits per weight of the experts [the format's].")] = None,
     lossless: Annotated[
         bool, option("Leave out what changes the model's output.", "--lossless")
     ] = False,
@@ -130,7 +131,7 @@ def advise(
     _machine(
         given, store, json, gpu=gpu, cpu=cpu, ram=ram, memory=memory, bandwidth=bandwidth,
         link=link, copies=copies, disk=disk, context=length, prompt=prompt, tokens=tokens,
-        lossless=lossless, config=config, buy=buy, fresh=fresh,
+        bits=bits, lossless=lossless, config=config, buy=buy, fresh=fresh,
         engines=[] if engines is None else _listed("--engines", engines),
     )  # fmt: skip
 
@@ -140,7 +141,7 @@ BOTH = ("model", "machine", "quant", "batch", "store", "json", "help")
 #: Options of the question about a machine.
 OF_MACHINES = (
     "gpu", "cpu", "ram", "memory", "bandwidth", "link", "copies", "disk", "length", "prompt",
-    "tokens", "lossless", "engines", "config", "buy", "html", "fresh",
+    "tokens", "bits", "lossless", "engines", "config", "buy", "html", "fresh",
 )  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def _only_one_question(context: typer.Context, budget: bool) -> None:
 
 def _machine(given: dict[str, Any], store: Path, json: bool, **asked: Any) -> None:
     from moebench.harness import console
-    from moebench.harness.api.advise import advise as answer
+    from moebench.harness.advise.advice import advise as answer
     from moebench.harness.cli.advise_machine import show as show_answer
     from moebench.substrate.errors import UsageError
 

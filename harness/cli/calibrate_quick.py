@@ -18,7 +18,7 @@ def calibrate_quick(out: Path, store: Path, json: bool) -> None:
     """
     from moebench.harness.advise.detect import this_computer
     from moebench.harness.advise.parts_text import parts_text
-    from moebench.harness.machines.products import as_document, products_file, write_products
+    from moebench.harness.machines.products_file import as_document, products_file, write_products
     from moebench.harness.machines.profile import write_profile
     from moebench.harness.machines.quick import busy, measure
     from moebench.harness.machines.quick_profile import measured_fields, profile_of_parts

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moebench.harness.machines.products import EXPERT, Experts, Kernels, tiled
+from moebench.harness.machines.products import Experts, Kernels, tiled
+from moebench.harness.machines.products_file import EXPERT
 
 #: Numbers of ggml's formats in its C interface, by their names in lower case.
 TYPES: Mapping[str, int] = MappingProxyType({

@@ -4,24 +4,19 @@ An expert is three matrices, as OLMoE has them; enough experts are multiplied in
 is still in a cache.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import linear, silu
 
-from moebench.harness.machines.rates import Clock, Rate, rate_of
-from moebench.substrate.errors import ProfileError
-from moebench.substrate.files import read_text, write_text
+from moebench.harness.machines.products_file import EXPERT, Products
+from moebench.harness.machines.rates import Clock, rate_of
 
-#: Width of the hidden state and of an expert: OLMoE's.
-EXPERT = (2048, 1024)
+#: Weights of the expert.
 WEIGHTS = 3 * EXPERT[0] * EXPERT[1]
 
 #: Rows with which an expert is multiplied: one decoded token, and a part of a prompt.
@@ -59,30 +54,6 @@ class Kernels(ABC):
     @abstractmethod
     def experts(self, form: str, memory: NDArray[np.uint8]) -> AbstractContextManager[Experts]:
         """Fill memory with experts in a format; the context ends their use."""
-
-
-class Products(NamedTuple):
-    """Rates of products, and what they were measured with.
-
-    Attributes:
-        kernels: by format, the library that multiplied.
-        bits: by format, bits per weight.
-        rates: bytes of weights over time in GB/s, by format, rows and threads.
-    """
-
-    kernels: dict[str, str]
-    bits: dict[str, float]
-    rates: dict[str, dict[int, dict[int, Rate]]]
-
-    def best(self, rows: int, formats: Sequence[str] = ()) -> tuple[str, int, Rate]:
-        """Return format, threads and rate in GB/s of the most bytes per second."""
-        found = [
-            (form, threads, rate)
-            for form, by_rows in self.rates.items()
-            if not formats or form in formats
-            for threads, rate in by_rows.get(rows, {}).items()
-        ]
-        return max(found, key=lambda one: one[2].value)
 
 
 def measure_products(
@@ -187,75 +158,3 @@ def tiled(memory: NDArray[np.uint8], block: NDArray[np.uint8]) -> None:
     whole = memory.nbytes // block.nbytes * block.nbytes
     memory[:whole].reshape(-1, block.nbytes)[:] = block.reshape(-1)
     memory[whole:] = block.reshape(-1)[: memory.nbytes - whole]
-
-
-# ------------------------------------------------------------------------------- the file
-
-
-def products_file(profile: Path) -> Path:
-    """Return the file of the products that were measured with a profile."""
-    return profile.with_suffix(".products.json")
-
-
-def as_document(products: Products) -> dict[str, Any]:
-    """Return the products as a JSON document."""
-    return {
-        "what": "bytes of an expert's weights over the time of its product in GB/s: median, and "
-        "ends of the middle half; by format, rows and threads",
-        "expert": {"hidden_size": EXPERT[0], "width": EXPERT[1]},
-        "formats": {
-            form: {
-                "kernels": products.kernels[form],
-                "bits": products.bits[form],
-                "gb_s": {
-                    str(rows): {
-                        str(threads): [float(f"{number:.4g}") for number in rate]
-                        for threads, rate in by_threads.items()
-                    }
-                    for rows, by_threads in by_rows.items()
-                },
-            }
-            for form, by_rows in products.rates.items()
-        },
-    }
-
-
-def write_products(products: Products, profile: Path) -> None:
-    """Write the products next to a profile."""
-    text = json.dumps(as_document(products), indent=1)
-    write_text(products_file(profile), text + "\n")
-
-
-def read_products(profile: Path) -> Products | None:
-    """Read the products that were measured with a profile; None if there is no such file.
-
-    Raises ProfileError: the file is not what `write_products` writes.
-    """
-    path = products_file(profile)
-    if not path.is_file():
-        return None
-    try:
-        formats = json.loads(read_text(path, ProfileError, ""))["formats"]
-        return Products(
-            {form: str(said["kernels"]) for form, said in formats.items()},
-            {form: float(said["bits"]) for form, said in formats.items()},
-            {
-                form: {
-                    int(rows): {int(n): _rate(numbers) for n, numbers in by_threads.items()}
-                    for rows, by_threads in said["gb_s"].items()
-                }
-                for form, said in formats.items()
-            },
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProfileError(
-            f"{path}: not a file of measured products; remove it, or type moebench calibrate "
-            "--quick again"
-        ) from error
-
-
-def _rate(numbers: Any) -> Rate:
-    value, low, high = (float(number) for number in numbers)
-    if not 0 < low <= value <= high < 1e6:
-        raise ValueError("not a rate")
-    return Rate(value, low, high)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from moebench.harness.machines.copies import copy_rates, device_rates
 from moebench.harness.machines.disk import disk_rates
 from moebench.harness.machines.ggml import ggml
-from moebench.harness.machines.products import WEIGHTS, Kernels, Products, Torch, measure_products
+from moebench.harness.machines.products import WEIGHTS, Kernels, Torch, measure_products
+from moebench.harness.machines.products_file import Products
 from moebench.harness.machines.rates import Clock, Rate, rate_of, spread
 from moebench.harness.machines.survey import Ask, ask, cache_bytes
 from moebench.substrate.machines.accelerator import Accelerator

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moebench.harness.machines.disk import BLOCKS
-from moebench.harness.machines.products import ROWS, Products, flops_of
+from moebench.harness.machines.products import ROWS, flops_of
+from moebench.harness.machines.products_file import Products
 from moebench.harness.machines.quick import DEVICE_BYTES, EXPERT_BYTES, Copies, Quick
 from moebench.harness.machines.rates import Rate
 from moebench.substrate.machines.compose import NO_GPU

@@ -114,6 +114,9 @@ class Case:
         format: the constant of its rate with the experts' format; "" is 1.
         cache_bytes: of one value of the KV cache.
         on_host: the whole model is on the host, which is the profile's device, too.
+        measured: what was measured on this very machine, where no constant counts: "reads" of the
+            host's memory, "cores" and "link".
+        rate: of its products in the experts' format, over plain 4-bit blocks, where measured.
         unsaid: standard deviations of what the row does not say.
     """
 
@@ -141,6 +144,8 @@ class Case:
     lengths: Lengths
     pinned: bool
     on_host: bool
+    measured: frozenset[str] = frozenset()
+    rate: float | None = None
     unsaid: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 

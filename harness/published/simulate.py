@@ -73,9 +73,11 @@ def _engine(case: Case, values: Values, model: Drawn) -> Engine:
     shape, rules = case.shape, case.engine
     system = _system(case)
     rate = values[case.format] if case.format else 1.0
+    if case.rate is not None:
+        rate = case.rate
     if rules.kernels:
         rate *= values[rules.kernels]
-    rate *= values["core AVX-512" if case.wide else "core AVX2"]
+    rate *= _core(case, values)
     costs = CostModel(
         profile_of(case, values), shape, case.bits.others, expert_precision=case.bits.routed,
         pinned=case.pinned, host=HostProducts("fused", case.threads, rate),
@@ -160,7 +162,9 @@ def _changes(case: Case, values: Values, profile: HardwareProfile) -> Iterable[t
     """Yield the fields of the profile that the constants set, each with its value."""
     host, gpu, link, rules = profile.host, profile.gpu, profile.link, case.engine
     software = profile.software
-    reads = host.gemv_bandwidth.value * values[case.reads] / BASES.get(case.reads, 1.0)
+    reads = host.gemv_bandwidth.value
+    if "reads" not in case.measured:
+        reads *= values[case.reads] / BASES.get(case.reads, 1.0)
     if case.sockets > 1 and case.reads != "measured reads":
         doublings = math.log2(case.sockets)
         one = reads / compose.TWO_SOCKETS**doublings
@@ -192,16 +196,24 @@ def _changes(case: Case, values: Values, profile: HardwareProfile) -> Iterable[t
     yield "link.in_engine_efficiency", 1.0
     pinned = min(link.pinned_h2d.value, reads)
     yield "link.pinned_h2d", pinned
-    yield "link.pageable_h2d", min(values["unpinned copies"] * pinned, reads / 3)
+    if "link" not in case.measured:
+        yield "link.pageable_h2d", min(values["unpinned copies"] * pinned, reads / 3)
 
 
 #: Values of constants that the composed profile holds already.
 BASES = {"measured reads": 0.9}
 
 
+def _core(case: Case, values: Values) -> float:
+    """Return a core's rate over the profile's."""
+    if "cores" in case.measured:
+        return 1.0
+    return values["core AVX-512" if case.wide else "core AVX2"]
+
+
 def _rows_gain(case: Case, values: Values) -> float:
     """Return a core's rate with many rows over its composed rate with one."""
-    rate = values["core AVX-512" if case.wide else "core AVX2"] * values[rules_of_rows(case)]
+    rate = _core(case, values) * values[rules_of_rows(case)]
     return float(rate * case.sockets ** (math.log2(2 * values["sockets products"]) - 1))
 
 

@@ -62,8 +62,10 @@ OPTIONS = {
     },
     "advise": {
         "--tpot-ms", "--accuracy-loss", "--by", "--setting", "--model", "--machine", "--software",
-        "--weights", "--precision", "--workload", "--batch", "--capacity", "--cache-ratio",
-        "--systems",
+        "--weights", "--precision", "--quant", "--workload", "--batch", "--capacity",
+        "--cache-ratio", "--systems", "--gpu", "--cpu", "--ram", "--memory", "--bandwidth",
+        "--link", "--copies", "--disk", "--context", "--prompt", "--tokens", "--bits",
+        "--lossless", "--engines", "--config", "--buy", "--html", "--fresh",
         "--alphas", "--prompts", "--new-tokens", "--calibrate-texts", "--seed", "--jobs",
         "--data-dir", "--store", "--json",
     },
@@ -208,7 +210,7 @@ PUBLIC = [
     "Fetch", "Forecast", "Form", "ForwardPass", "HardwareProfile", "Home", "Lane", "LayerView",
     "Lookahead", "ModelShape", "MoeBenchError", "NO_EXPERT", "Op", "OpKind", "Placement", "Plan",
     "Policy", "Predictor", "Prefetching", "Prompts", "Routed", "RoutedSequence", "Routing",
-    "RunSpec", "Store", "System", "UsageError", "best_scores", "build", "compare", "fetches", "run",
+    "RunSpec", "Store", "System", "UsageError", "advise", "best_scores", "build", "compare", "fetches", "run",
     "split", "sweep", "trace",
 ]  # fmt: skip
 

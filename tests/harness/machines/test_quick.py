@@ -14,18 +14,21 @@ from numpy.typing import NDArray
 
 from moebench.harness.advise import detect
 from moebench.harness.advise.question import Hardware
-from moebench.harness.machines import copies, disk, ggml, products, quick
+from moebench.harness.machines import copies, disk, ggml, quick
 from moebench.harness.machines.products import (
-    EXPERT,
     WEIGHTS,
     Experts,
     Kernels,
-    Products,
     Torch,
     measure_products,
+    tiled,
+)
+from moebench.harness.machines.products_file import (
+    EXPERT,
+    Products,
+    as_document,
     products_file,
     read_products,
-    tiled,
     write_products,
 )
 from moebench.harness.machines.quick import Copies, Quick
@@ -489,5 +492,5 @@ def test_an_unknown_card_is_refused_before_measuring(
 
 
 def test_products_of_the_file_s_formats_have_positive_bits() -> None:
-    document = products.as_document(PRODUCTS)
+    document = as_document(PRODUCTS)
     assert {form: said["bits"] for form, said in document["formats"].items()} == PRODUCTS.bits

@@ -85,18 +85,20 @@ class Machine(TypedDict, total=False):
 
 
 class Texts(TypedDict, total=False):
-    """Lengths of texts in tokens, as numbers or with k (1,024).
+    """Lengths of texts in tokens, as numbers or with k (1,024), and the weights.
 
     Attributes:
         context: tokens that the KV cache has room for.
         prompt, tokens: of prompt and answer.
         batch: texts that are decoded at the same time.
+        bits: bits per weight of routed experts, where the format does not say them.
     """
 
     context: str | int | None
     prompt: str | int | None
     tokens: str | int | None
     batch: int
+    bits: float | None
 
 
 class Asked(Machine, Texts, total=False):
@@ -137,7 +139,7 @@ def advise(
     question = ask.question(
         model=model, quant=quant, hardware=found_here, context=lengths["context"],
         prompt=lengths["prompt"], new=lengths["tokens"], batch=asked.get("batch", 1),
-        lossless=lossless,
+        lossless=lossless, routed=asked.get("bits"),
     )  # fmt: skip
     forced = None
     if config is not None:

@@ -1,0 +1,38 @@
+"""Names of formats as published rows have them, and what is no format."""
+
+import pytest
+
+from moebench.harness.advise.formats import named_bits
+from moebench.substrate.errors import UnknownNameError
+from moebench.substrate.models.bits import Bits, bits_of
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("Q4_K_M", "q4_k_m"), ("UD-Q4_K_XL", "q4_k_m"), ("UD-Q2_K_XL", "q2_k"),
+        ("UD-Q8_K_XL", "q8_0"), ("UD-IQ2_XXS", "iq2_xxs"), ("Q4_K_R4", "q4_k"), ("mxfp4", "mxfp4"),
+        ("IQ4_XS_R8", "iq4_xs"), ("Q8", "q8_0"), ("q6", "q6_k"), ("4-bit", "q4_k"),
+    ],
+)  # fmt: skip
+def test_a_publishers_name_has_the_bits_of_the_format(name: str, same: str) -> None:
+    assert named_bits(name) == bits_of(same)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("IQ6_K", Bits(6.625, 8.5)), ("mix-IQ4_KS", Bits(4.25, 8.5)), ("FP8", Bits(8, 8)),
+        ("AMXINT4", Bits(4.5, 16)), ("4.05bpw", Bits(4.05, 4.05)),
+        ("EXL3 4.05 bpw", Bits(4.05, 4.05)),
+    ],
+)  # fmt: skip
+def test_formats_of_other_engines_are_known(name: str, bits: Bits) -> None:
+    assert named_bits(name) == bits
+
+
+@pytest.mark.parametrize("name", ["", "q4_k_z", "fast", "0.5bpw", "99bpw", "9bit", "UD-", "_xl"])
+def test_other_names_are_refused_with_the_nearest(name: str) -> None:
+    with pytest.raises(UnknownNameError, match="format") as caught:
+        named_bits(name)
+    assert "\n" not in str(caught.value)
