@@ -24,7 +24,7 @@ SEED ?= 1
 COUNT ?= 150
 
 .PHONY: run test wheels test-native test-trackers fuzz faults mutants differential fit ablation \
-  native opencompass check lint format bench card docs reproduction field lock browser libaio clean
+  advice native opencompass check lint format bench card docs reproduction field lock browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -93,6 +93,11 @@ fit: $(VENV)/installed
 
 ablation: $(VENV)/installed
 	$(BIN)/python -m moebench.harness.published.ablation
+
+# The grid of the advice page: twelve models on 19 machines, about 50 minutes of a core.  Parts are
+# kept in build/advice, so a build that was stopped goes on.
+advice: $(VENV)/installed
+	$(BIN)/python -m moebench.harness.advise.grid_build
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

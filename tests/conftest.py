@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.browser import started
 from tests.modules import forget
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -35,6 +36,12 @@ def pytest_runtest_makereport() -> Iterator[Any]:
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("MOEBENCH_REQUIRE"):
         report.outcome, report.longrepr = "failed", f"skipped, and required: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Return a Chromium that runs for the whole session."""
+    yield from started()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -137,9 +137,9 @@ def page(contents: Contents, source: str) -> str:
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,
         packed={
-            "data": _packed(data),
-            "documents": _packed(single.documents(shown)),
-            "pictures": _packed(single.pictures(whole, contents.timelines, data["pictured"])),
+            "data": packed(data),
+            "documents": packed(single.documents(shown)),
+            "pictures": packed(single.pictures(whole, contents.timelines, data["pictured"])),
         },
         library=Markup(library()),  # the pinned package's own script
     )
@@ -184,7 +184,7 @@ def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
     }
 
 
-def _packed(value: Any) -> str:
+def packed(value: Any) -> str:
     """Return a value as JSON, compressed in a format that browsers decompress."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -308,7 +308,7 @@ def load_software(kind: str) -> Software:
     check_software(kind)
     path = SOFTWARE / f"{kind}.yaml"
     try:
-        return Software.model_validate(_read_yaml(path))
+        return Software.model_validate(_software(_text(path), str(path)))
     except ValidationError as error:
         raise ProfileError(f"{path}: {_explain(error, Software)}") from error
 
@@ -364,7 +364,8 @@ def _with_software(data: object, kind: str, where: str) -> object:
             f"{where}: software: expected costs by kind of software; allowed kinds: "
             f"{', '.join(kinds)}"
         )
-    chosen = known = _read_yaml(SOFTWARE / f"{kind}.yaml")
+    path = SOFTWARE / f"{kind}.yaml"
+    chosen = known = _software(_text(path), str(path))
     if kind in own:
         chosen = own[kind]
         if isinstance(known, Mapping) and isinstance(chosen, Mapping):
@@ -475,8 +476,10 @@ def machine_name(machine: str) -> str:
     return machine_with(base, numbers)
 
 
-def _read_yaml(path: Path) -> object:
-    return _parsed(_text(path), str(path))
+@lru_cache
+def _software(text: str, path: str) -> object:
+    """Return the costs of a kind of software, which every machine has and nothing changes."""
+    return _parsed(text, path)
 
 
 def _parsed(text: str, path: str) -> object:

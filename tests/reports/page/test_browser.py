@@ -1,8 +1,6 @@
 """The page in a real browser without a network: everything is drawn, nobody complains."""
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +13,12 @@ from moebench.reports.sections.history import Since
 from moebench.reports.sections.throughput import Point
 from moebench.results.claims import Axis, Exhibit
 from moebench.results.metrics import metric_of
+from tests.browser import open_page, texts
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.compare.test_history import made
 from tests.reports.samples import HOSTILE, compared, hostile_run, run, spans
 from tests.reports.sections.claims_fixture import DAOP, EQUAL, SMOE
 from tests.reports.sections.test_claims import DIFFERS, UNMEASURED, result
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    found = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
-    path = next(filter(None, found), None)
-    if path is None:
-        pytest.skip("no Chromium: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield chromium
-        chromium.close()
-
-
-def open_page(browser: Any, file: Path, width: int = 1280, **kind: Any) -> tuple[Any, list[str]]:
-    """The page without a network, and everything that it complains about from now on."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, **kind)
-    context.set_offline(True)
-    tab = context.new_page()
-    complaints: list[str] = []
-
-    def dismiss(dialog: Any) -> None:
-        complaints.append("dialog")
-        dialog.dismiss()
-
-    tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-    tab.on("dialog", dismiss)
-    tab.on(
-        "console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None
-    )
-    tab.on(
-        "request",
-        lambda r: (
-            None
-            if r.url.startswith(("file:", "data:", "blob:"))
-            else complaints.append(f"fetched {r.url}")
-        ),
-    )
-    tab.goto(file.as_uri())
-    tab.wait_for_selector("html[data-state=ready]", timeout=15_000)
-    return tab, complaints
 
 
 def draw_all(tab: Any) -> list[str]:
@@ -76,10 +31,6 @@ def draw_all(tab: Any) -> list[str]:
         timeout=30_000,
     )
     return [str(chart.get_attribute("data-figure")) for chart in charts.all()]
-
-
-def texts(tab: Any, selector: str) -> list[str]:
-    return [text.strip() for text in tab.locator(selector).all_text_contents()]
 
 
 @pytest.fixture(scope="session")
