@@ -94,10 +94,9 @@ def _notes(document: dict[str, Any], cached: bool) -> list[str]:
 
 def write_page(path: Path) -> None:
     """Write the offline page of answers computed beforehand."""
-    from moebench.harness.advise.grid import shipped_grid
+    from moebench.harness.advise.grid import read_grid
     from moebench.harness.advise.page import page
-
     from moebench.substrate.files import write_text
 
-    write_text(path, page(shipped_grid()))
+    write_text(path, page(read_grid()))
     console.say(f"answers for many machines and models: {path}")
