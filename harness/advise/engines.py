@@ -177,3 +177,12 @@ def find_engine(name: str) -> EngineOptions:
         near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
         raise UnknownNameError("engine", name, near or engines())
     return engines()[key]
+
+
+def options_table() -> str:
+    """Return the engines with the version and source of their options, as a table in Markdown."""
+    rows = [
+        f"| [{one.name}]({one.home}) | {one.version or 'not stated'} | {one.source} |"
+        for one in engines().values()
+    ]
+    return "\n".join(["| engine | version | options read in |", "|---|---|---|", *rows])
