@@ -33,7 +33,7 @@ GAIN = 1.1
 #: What the quality of configurations that change no output begins with.
 LOSSLESS = "lossless"
 
-#: Standard deviation of the logarithm of a rate with reads of a mapped file, which nobody measured.
+#: Standard deviation of the logarithm of a rate with reads of a mapped file: an assumption.
 PAGING = 0.8
 
 #: A difference of two configurations of one engine that repetitions alone can make.
@@ -157,7 +157,7 @@ def answers(
 
 
 def assumed_of(question: Question) -> str:
-    """Return what of the machine nobody named, as the composed profile says it; "" if nothing."""
+    """Return the parts that the question does not name, as the composed profile says; "" if none."""
     profile = host_of(question, RULES["llama.cpp"].engine, []).profile
     return profile.description.partition("not named, so assumed: ")[2]
 
@@ -354,7 +354,7 @@ def _chosen(found: Sequence[Answer]) -> list[Answer]:
 
 
 def _unasked(one: Answer) -> bool:
-    """Return whether the time of a request lacks that of its prompt, which nobody computed."""
+    """Return whether the time of a request lacks that of its prompt, which was not computed."""
     return one.engine not in RULES
 
 

@@ -17,7 +17,7 @@ IK = {
     "iq4_kt": 4.0, "iq5_k": 5.5, "iq5_ks": 5.25, "iq6_k": 6.625, "iq1_kt": 1.75,
 }  # fmt: skip
 
-#: Bits of routed experts and of other weights in formats that are no files of llama.cpp.
+#: Bits of routed experts and of other weights in formats other than files of llama.cpp.
 OTHERS = {
     "fp8": Bits(8.0, 8.0), "int8": Bits(8.0, 16.0), "int4": Bits(4.5, 16.0),
     "rawint4": Bits(4.5, 16.0), "amxint4": Bits(4.5, 16.0), "amxint8": Bits(8.0, 16.0),

@@ -73,7 +73,8 @@ def _number(value: float) -> str:
 def _notes(document: dict[str, Any], cached: bool) -> list[str]:
     """Return the lines on what was assumed, what was left out, and which options were read."""
     question = document["question"]
-    notes = [f"assumed, as nobody named it: {question['assumed']}"] if question["assumed"] else []
+    assumed = question["assumed"]
+    notes = [f"assumed, as the question does not say it: {assumed}"] if assumed else []
     notes += [f"{name}: read from {source}" for name, source in question["sources"].items()]
     said = defaultdict[str, list[str]](list)
     for row in document["answers"]:
@@ -85,7 +86,7 @@ def _notes(document: dict[str, Any], cached: bool) -> list[str]:
               for text, names in said.items()]  # fmt: skip
     notes += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
     if any(not row["checked"] for row in document["answers"]):
-        notes.append("not checked: nobody published enough rates of this kind of run; the interval "
+        notes.append("not checked: too few rates of this kind of run were published; the interval "
                      "is the widest of such machines")  # fmt: skip
     if cached:
         notes.append("from a stored answer to the same question; --fresh computes it again")

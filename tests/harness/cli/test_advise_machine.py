@@ -103,8 +103,8 @@ def test_the_text_names_the_rows_the_commands_and_what_was_assumed() -> None:
     assert "--n-cpu-moe" in called.out
     assert "sglang" in called.out
     assert "purchase\tdecode tok/s gained" in called.out
-    assert "assumed, as nobody named it: DDR4-3200 on every channel" in called.err
-    assert "not checked: nobody published enough rates" in called.err
+    assert "assumed, as the question does not say it: DDR4-3200 on every channel" in called.err
+    assert "not checked: too few rates of this kind" in called.err
 
 
 def test_what_does_not_fit_says_the_number_and_ends_with_1() -> None:

@@ -69,7 +69,8 @@ def test_a_command_of_the_readme_does_what_it_says(
         if name in line and find_spec(package) is None:
             pytest.skip(f"{package} is not installed: {how}")
     words = shlex.split(line)
-    more = (*SMALLER.get(words[0], ()), *(FROM_FEW if {*LEARN} & {*words} else ()))
+    smaller = () if "--gpu" in words else SMALLER.get(words[0], ())
+    more = (*smaller, *(FROM_FEW if {*LEARN} & {*words} else ()))
     if words[0] in ("compare", "report", "show"):
         for system in ("smoe", "moe-ondemand"):
             made = call("run", "--system", system, "--setting", "S3", *FEW, "--json")
