@@ -157,7 +157,7 @@ def answers(
 
 
 def assumed_of(question: Question) -> str:
-    """Return the parts that the question does not name, as the composed profile says; "" if none."""
+    """Return the parts that the question does not name, as the composed profile has them."""
     profile = host_of(question, RULES["llama.cpp"].engine, []).profile
     return profile.description.partition("not named, so assumed: ")[2]
 

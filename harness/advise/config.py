@@ -9,6 +9,7 @@ The text may begin with the engine's name or with its program, as a copied comma
 
 import difflib
 import re
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def parse_config(
         not allowed; one line.
     """
     try:
-        words = shlex.split(text.replace("\\\n", " "))
+        # A list of options may have commas or semicolons between them.
+        words = shlex.split(re.sub(r"[,;](?=\s|$)", " ", text.replace("\\\n", " ")))
     except ValueError as error:
         refuse(text.strip(), f"{str(error).lower()}; close the quotes")
     named, words, program = _engine_of(words, engine)

@@ -12,7 +12,7 @@ SYSTEMS = {"llama.cpp": "llamacpp", "ktransformers": "ktransformers"}
 
 
 def kind_of_case(case: Case) -> str:
-    """Return the kind of a case, with the engine's own name where it is not a system of moebench."""
+    """Return the kind of a case, with the engine's name where it is not a system of moebench."""
     return kind(SYSTEMS.get(case.engine.name, case.engine.name), case.profile)
 
 

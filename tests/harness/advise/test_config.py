@@ -308,3 +308,8 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     for key in ("llama.cpp", "exllamav3"):
         with contextlib.suppress(UsageError):
             assert read(text, key).configuration.engine in engines()
+
+
+def test_commas_and_semicolons_between_options_are_no_part_of_them() -> None:
+    plain = read("llama.cpp -ngl 99 --n-cpu-moe 24 -t 20 -ot 'a=CUDA0,b=CPU'")
+    assert read("llama.cpp -ngl 99, --n-cpu-moe 24; -t 20, -ot 'a=CUDA0,b=CPU'") == plain
