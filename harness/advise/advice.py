@@ -177,12 +177,17 @@ def advise(
 
 
 def this_computer(told: Told) -> Hardware:
-    """Return this computer's hardware; what could not be read is told."""
+    """Return this computer's hardware; what could not be read is told.
+
+    Raises UsageError: its card is not a part; names the nearest ones.
+    """
     from moebench.harness.advise.detect import this_computer as detect
 
     found = detect()
     for line in found.unread:
         told(line)
+    if found.gpu:
+        ask.part_of("--gpu", found.gpu, ("gpus", "pools"))
     return found
 
 

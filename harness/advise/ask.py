@@ -180,7 +180,7 @@ def hardware(
     else:
         found = _of_parts(gpu, cpu, ram, memory, link)
     if disk is not None:
-        found = replace(found, disk=_part("--disk", disk, ("disks",)))
+        found = replace(found, disk=part_of("--disk", disk, ("disks",)))
     for option, value in (("--bandwidth", bandwidth), ("--copies", copies)):
         if value is not None and not 0.1 <= value <= 20000:
             raise UsageError(f"{option} {value:g}: allowed: GB/s from 0.1 to 20000")
@@ -194,7 +194,7 @@ def _of_parts(
     if name.lower() in ("none", "no", "cpu", "cpu-only"):
         name = ""
     if name:
-        name = _part("--gpu", name, ("gpus", "pools"))
+        name = part_of("--gpu", name, ("gpus", "pools"))
     pool = parts().get(name)
     if isinstance(pool, Pool):
         for option, value in (("--cpu", cpu), ("--memory", memory), ("--link", link)):
@@ -212,7 +212,7 @@ def _of_parts(
     found = Hardware(
         gpu=name, cards=cards, cpu=processor, sockets=sockets if cpu is not None else None,
         ram_gib=None if ram is None else gib("--ram", ram), memory=kind, channels=channels,
-        link="" if link is None else _part("--link", link, ("links",)),
+        link="" if link is None else part_of("--link", link, ("links",)),
     )  # fmt: skip
     _fit(found)
     return found
@@ -294,7 +294,7 @@ def _counted(option: str, typed: str) -> tuple[int, str]:
     return number, said[2]
 
 
-def _part(option: str, typed: str, kinds: tuple[str, ...]) -> str:
+def part_of(option: str, typed: str, kinds: tuple[str, ...]) -> str:
     """Return the key of a part of these kinds.
 
     Raises UsageError: none or several have this name; the message has the nearest ones.
@@ -323,7 +323,7 @@ def _processor(typed: str) -> str:
     low = typed.lower()
     if any(re.search(family, low) for family, _ in FAMILIES) or _DESCRIBED.search(low):
         return typed
-    return _part("--cpu", typed, ("processors",))
+    return part_of("--cpu", typed, ("processors",))
 
 
 #: Words that say what kind of processor it is, without its name.

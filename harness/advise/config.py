@@ -9,7 +9,6 @@ The text may begin with the engine's name or with its program, as a copied comma
 
 import difflib
 import re
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
