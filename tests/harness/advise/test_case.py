@@ -132,8 +132,11 @@ def test_a_calibrated_machine_is_answered(tmp_path: Path) -> None:
 
 
 def test_whole_layers_are_placed_where_an_engine_places_them() -> None:
-    one = question(model="qwen3-30b-a3b", quant="q4_k_m",
-                   hardware=hardware(gpu="rtx-3060-12gb", cpu="ryzen-5-5600", ram="32"))  # fmt: skip
+    one = question(
+        model="qwen3-30b-a3b",
+        quant="q4_k_m",
+        hardware=hardware(gpu="rtx-3060-12gb", cpu="ryzen-5-5600", ram="32"),
+    )
     rows = answers(one, ["ollama", "llama.cpp"], binding=False).rows
     by = {row.engine: row for row in rows}
     whole = by["ollama"].configuration
