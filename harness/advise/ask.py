@@ -38,6 +38,9 @@ MOST_CONTEXT = 2**20
 #: Positions of later versions of a model, by a word of their names.
 LONGER = {"2507": 262_144}
 
+#: Most cores of a processor.
+MOST_CORES = 1024
+
 #: Most texts that are decoded at the same time.
 MOST_BATCH = 256
 
@@ -209,8 +212,10 @@ def _of_parts(
     if processor:
         processor = _processor(processor)
     kind, channels = ("", None) if memory is None else _modules(memory)
+    cores, virtual = (None, False) if cpu is None else _cores_said(cpu, sockets or 1)
     found = Hardware(
         gpu=name, cards=cards, cpu=processor, sockets=sockets if cpu is not None else None,
+        cores=cores, virtual=virtual,
         ram_gib=None if ram is None else gib("--ram", ram), memory=kind, channels=channels,
         link="" if link is None else part_of("--link", link, ("links",)),
     )  # fmt: skip
@@ -330,6 +335,20 @@ def _processor(typed: str) -> str:
 _DESCRIBED = re.compile(
     r"\d+[ -]?(?:cores?|c|vcpus?|threads)\b|server|desktop|workstation|socket|^(?:xeon|epyc|ryzen)$"
 )
+
+
+def _cores_said(typed: str, sockets: int) -> tuple[int | None, bool]:
+    """Return the cores of all sockets that a text says, and whether they are virtual processors.
+
+    Raises UsageError: no machine has so many.
+    """
+    said = re.search(r"(\d+)[ -]?(cores?|c|vcpus?)\b(/socket)?", typed, re.IGNORECASE)
+    if said is None:
+        return None, False
+    count, virtual = int(said[1]), said[2].lower().startswith("v")
+    if not 1 <= count <= MOST_CORES:
+        raise UsageError(f"--cpu {typed!r}: allowed: 1 to {MOST_CORES} cores")
+    return count * (sockets if said[3] or not virtual else 1), virtual
 
 
 def _modules(typed: str) -> tuple[str, int | None]:

@@ -1,10 +1,11 @@
 """Questions as users type them: names, sizes, lengths, files, and one clear line for others."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.harness.advise.ask import gib, hardware, machine_text, question, tokens
@@ -13,6 +14,7 @@ from moebench.substrate.errors import CheckpointError, MoeBenchError, UsageError
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.models.shape import ModelShape
 from tests.substrate.models import gguf_files
+from tests.substrate.models.test_gguf_header import SMALL
 
 PARTS = hardware(gpu="rtx-3090", cpu="ryzen-5950x", ram="64")
 
@@ -94,6 +96,53 @@ def test_a_processor_of_a_known_family_is_kept_by_its_name() -> None:
     assert hardware(gpu="rtx-3090", cpu="EPYC 9575F").cpu == "EPYC 9575F"
 
 
+@pytest.mark.parametrize(
+    ("cpu", "cores", "virtual"),
+    [
+        ("EPYC Zen4 host, 24 vCPU", 24, True), ("2x Xeon Gold 6454S (32c/socket)", 64, False),
+        ("48-core host (not named)", 48, False), ("ryzen-9-5950x", None, False),
+    ],
+)  # fmt: skip
+def test_cores_that_a_text_says_are_counted(cpu: str, cores: int | None, virtual: bool) -> None:
+    found = hardware(gpu="rtx-3090", cpu=cpu)
+    assert (found.cores, found.virtual) == (cores, virtual)
+
+
+def test_no_processor_has_no_cores_or_thousands() -> None:
+    for cpu in ("0-core server", "99999 cores"):
+        with pytest.raises(UsageError, match="allowed: 1 to 1024 cores"):
+            hardware(gpu="rtx-3090", cpu=cpu)
+
+
+def refusal(ask: Callable[[], object]) -> str:
+    """Return the line of a refusal; "" where there is none."""
+    try:
+        ask()
+    except MoeBenchError as error:
+        return str(error)
+    return ""
+
+
+WORDS = st.sampled_from(["gpu", "cpu", "ram", "memory", "link", "disk", "machine"])
+
+
+@settings(deadline=None, max_examples=150)
+@given(option=WORDS, text=st.text(max_size=20) | st.from_regex(r"\d+ ?(x|c|GB|k)? ?rtx-\d+\*?\d*"))
+def test_any_text_is_a_part_or_refused_in_one_line(option: str, text: str) -> None:
+    parts = {option: text} if option == "machine" else {"gpu": "rtx-3090", option: text}
+    said = refusal(lambda: machine_text(hardware(**parts)))
+    assert "\n" not in said
+
+
+@settings(deadline=None, max_examples=150)
+@given(context=st.text(max_size=8), prompt=st.text(max_size=8), quant=st.text(max_size=10))
+def test_any_length_and_format_is_read_or_refused_in_one_line(
+    context: str, prompt: str, quant: str
+) -> None:
+    for more in ({"context": context}, {"prompt": prompt}, {"quant": quant}):
+        assert "\n" not in refusal(lambda more=more: asked(**more))
+
+
 def test_lengths_fill_the_context_unless_they_are_typed() -> None:
     assert asked().lengths == (8192, 2048, 512)
     assert asked(context="32k").lengths == (32768, 32256, 512)
@@ -130,10 +179,10 @@ def test_a_later_version_of_a_model_has_its_own_positions() -> None:
 # ------------------------------------------------------------------------------ GGUF files
 
 
-def olmoe(folder: Path, parts: int = 0) -> Path:
+def olmoe(folder: Path) -> Path:
     kinds = {"routed": gguf_files.Kind.Q4_K, "others": gguf_files.Kind.Q8_0}
     shape = model_shape("olmoe-1b-7b")
-    return gguf_files.write_gguf(folder / "m.gguf", shape, kinds, tensors_per_part=parts)
+    return gguf_files.write_gguf(folder / "m.gguf", shape, kinds)
 
 
 def sizes(shape: ModelShape) -> tuple[int, ...]:
@@ -155,9 +204,9 @@ def test_damaged_and_split_files_are_refused_in_one_line(tmp_path: Path) -> None
     (tmp_path / "cut.gguf").write_bytes(whole)
     split = tmp_path / "split"
     split.mkdir()
-    olmoe(split, parts=100)
+    gguf_files.write_gguf(split / "m.gguf", SMALL, tensors_per_part=9)
     first, second, *_ = sorted(split.glob("m-*.gguf"))
-    assert sizes(asked(model=str(first), context="1k").shape) == sizes(model_shape("olmoe-1b-7b"))
+    assert sizes(asked(model=str(first), context="1k").shape) == sizes(SMALL)
     second.unlink()
     for path, said in (
         (tmp_path / "cut.gguf", "cut.gguf"), (first, "is missing"),
