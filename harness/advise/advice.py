@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from moebench.harness.advise import ask, kept
-from moebench.harness.advise.answer import Answer, Answers, Rate, answers, with_others
+from moebench.harness.advise import ask, kept, machine
+from moebench.harness.advise.answer import Answer, Answers, Rate
+from moebench.harness.advise.answering import answers, with_others
 from moebench.harness.advise.commands import command
 from moebench.harness.advise.config import OURS, parse_config
 from moebench.harness.advise.engines import find_engine, is_engine
@@ -132,7 +133,7 @@ def advise(
     if parts["ram"] is not None:
         parts["ram"] = str(parts["ram"])
     named = any(one is not None for one in parts.values())
-    found_here = ask.hardware(**parts) if named else this_computer(told)  # type: ignore[arg-type]
+    found_here = machine.hardware(**parts) if named else this_computer(told)  # type: ignore[arg-type]
     names, systems = _engines(engines)
     lengths = {name: None if asked.get(name) is None else str(asked.get(name))
                for name in ("context", "prompt", "tokens")}  # fmt: skip
@@ -187,7 +188,7 @@ def this_computer(told: Told) -> Hardware:
     for line in found.unread:
         told(line)
     if found.gpu:
-        ask.part_of("--gpu", found.gpu, ("gpus", "pools"))
+        machine.part_of("--gpu", found.gpu, ("gpus", "pools"))
     return found
 
 
@@ -234,7 +235,7 @@ def _document(found: Answers) -> dict[str, Any]:
     return {
         "question": {
             "model": question.model, "quant": question.quant,
-            "bits": question.bits._asdict(), "machine": ask.machine_text(hardware),
+            "bits": question.bits._asdict(), "machine": machine.machine_text(hardware),
             "assumed": found.assumed, **question.lengths._asdict(), "batch": question.batch,
             "sources": hardware.sources,
         },

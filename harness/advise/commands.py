@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from moebench.harness.advise import command_llama, command_torch
-from moebench.harness.advise.ask import machine_text
 from moebench.harness.advise.command_line import Line
 from moebench.harness.advise.config import OURS
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.engines import engines
+from moebench.harness.advise.machine import machine_text
 from moebench.harness.advise.question import Question
 
 #: Kinds of software by systems; others run as their papers' code does, on Hugging Face modules.

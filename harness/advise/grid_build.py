@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.advise.answer import PAGING, SAME_ENGINE, answers
+from moebench.harness.advise.answering import answers
 from moebench.harness.advise.commands import command
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.grid import CONTEXT_MARK, FILE, Grid, GridRow, Point, Ties, write_grid
@@ -21,6 +21,7 @@ from moebench.harness.advise.grid_axes import BETWEEN, MODELS, machines
 from moebench.harness.advise.grid_parts import Ask, Choice, Job, jobs, question_of, stored_parts
 from moebench.harness.advise.interpolation import between, interpolation_error
 from moebench.harness.advise.question import Question
+from moebench.harness.advise.ranking import PAGING, SAME_ENGINE
 from moebench.harness.published.coverage import EIGHTY
 from moebench.results.published_errors import ratio_error
 from moebench.substrate.errors import MoeBenchError

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from moebench.harness.advise.answer import SAME_ENGINE, Answer, Answers, Rate, answers
+from moebench.harness.advise.answer import Answer, Answers, Rate
+from moebench.harness.advise.answering import answers
 from moebench.harness.advise.case import host_of
 from moebench.harness.advise.question import Hardware, Question
+from moebench.harness.advise.ranking import SAME_ENGINE
 from moebench.harness.advise.rules import RULES
 from moebench.substrate.errors import MoeBenchError
 from moebench.substrate.machines.parts import Link, Pool, Processor, matches, parts

@@ -30,6 +30,7 @@ class Rules(NamedTuple):
         routed: the same of routed experts.
         reserve: bytes of the device that it leaves free for its cache's sake.
         families: families of models that it runs; empty is all.
+        pools: whether it runs on machines with one memory.
         by_default: whether it is asked where the user names no engines.
     """
 
@@ -44,6 +45,7 @@ class Rules(NamedTuple):
     routed: float | None = None
     reserve: float = 0.0
     families: tuple[str, ...] = ()
+    pools: bool = True
     by_default: bool = True
 
 
@@ -82,8 +84,8 @@ RULES: dict[str, Rules] = {
     "llama.cpp-moe-cache": Rules(
         LLAMA._replace(caches=True), holds="used", maps=True, reserve=3 * 2**30
     ),
-    "ktransformers": Rules(KT, by_default=False),
-    "kt-kernel": Rules(KT, holds="static", others=16.0),
+    "ktransformers": Rules(KT, pools=False, by_default=False),
+    "kt-kernel": Rules(KT, holds="static", others=16.0, pools=False),
     "exllamav3": Rules(LLAMA._replace(name="exllamav3", pinned=True), holds="static", files=False,
                        families=EXLLAMA),
     "freetoken": Rules(_LINK._replace(name="freetoken", caches=True), holds="used",

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.harness.advise.ask import gib, hardware, machine_text, question, tokens
+from moebench.harness.advise.ask import question, tokens
+from moebench.harness.advise.machine import gib, hardware, machine_text
 from moebench.harness.advise.question import Question
 from moebench.substrate.errors import CheckpointError, MoeBenchError, UsageError
 from moebench.substrate.models.catalogue import model_shape

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from moebench.harness.advise.answer import answers
-from moebench.harness.advise.ask import hardware, question
+from moebench.harness.advise.answering import answers
+from moebench.harness.advise.ask import question
 from moebench.harness.advise.case import case_for, engine_for
 from moebench.harness.advise.configuration import Configuration
+from moebench.harness.advise.machine import hardware
 from moebench.harness.advise.question import Question
 from moebench.harness.advise.rules import RULES
 from moebench.harness.published.case import SECOND_THREAD

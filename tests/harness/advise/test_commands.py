@@ -10,11 +10,11 @@ import typer.main
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.harness.advise.ask import machine_text
 from moebench.harness.advise.commands import command
 from moebench.harness.advise.config import parse_config
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.engines import engines
+from moebench.harness.advise.machine import machine_text
 from moebench.harness.advise.question import Hardware, Lengths, Question
 from moebench.harness.cli.app import app
 from moebench.substrate.errors import UsageError

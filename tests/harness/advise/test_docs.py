@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from moebench.harness.advise.answer import GAIN, SAME_ENGINE
 from moebench.harness.advise.engines import options_table
+from moebench.harness.advise.ranking import GAIN, SAME_ENGINE
 from moebench.harness.advise.rules import RULES
 from moebench.results.published_errors import ratio_error
 

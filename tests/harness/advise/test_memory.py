@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.harness.advise.answer import GIB
-from moebench.harness.advise.ask import hardware, question
+from moebench.harness.advise.ask import question
 from moebench.harness.advise.configuration import Configuration
+from moebench.harness.advise.machine import hardware
 from moebench.harness.advise.memory import (
     CONTEXT_BYTES,
     STEP,

@@ -2,8 +2,9 @@
 
 import pytest
 
-from moebench.harness.advise.answer import answers
-from moebench.harness.advise.ask import hardware, question
+from moebench.harness.advise.answering import answers
+from moebench.harness.advise.ask import question
+from moebench.harness.advise.machine import hardware
 from moebench.harness.advise.purchases import Purchase, changes, purchases
 from moebench.harness.advise.question import Question
 

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.harness.advise import answer as module
-from moebench.harness.advise.answer import GAIN, GIB, ROWS, Answer, Answers, answers
-from moebench.harness.advise.ask import hardware, question
+from moebench.harness.advise.answer import GIB, Answer, Answers, Rate
+from moebench.harness.advise.answering import answers
+from moebench.harness.advise.ask import question
 from moebench.harness.advise.configuration import Configuration
+from moebench.harness.advise.machine import hardware
 from moebench.harness.advise.question import Hardware
+from moebench.harness.advise.ranking import GAIN, ROWS, chosen
 from moebench.harness.advise.rules import RULES
 from moebench.harness.published.case import case_of
 from moebench.harness.published.predict import predict_row
@@ -173,6 +175,8 @@ def test_a_machine_of_one_memory_holds_all_on_the_device() -> None:
     found = ask("gpt-oss-120b", parts={"gpu": "strix-halo", "ram": "128"})
     assert [row.engine for row in found.rows] == ["llama.cpp"]
     assert found.rows[0].host_gib == 0
+    spark = ask("gpt-oss-120b", parts={"gpu": "dgx-spark"})
+    assert spark.left_out["kt-kernel"] == "does not run on a machine with one memory"
     small = ask("gpt-oss-120b", parts={"gpu": "strix-halo", "ram": "64"})
     assert not small.rows
     assert "does not fit" in small.verdict
@@ -201,15 +205,23 @@ def test_a_better_machine_is_never_slower(more: int, reads: float, model: str) -
         assert found.request_s <= now.request_s * 1.001
 
 
+def test_a_batch_is_read_and_written_together() -> None:
+    one, four = ask(engines=("llama.cpp",)).rows[0], ask(engines=("llama.cpp",), batch=4).rows[0]
+    assert four.decode.value > one.decode.value, "tokens of all texts"
+    assert four.prefill is not None
+    assert four.ttft_s == pytest.approx(4 * 2048 / four.prefill.value)
+    assert four.request_s == pytest.approx(four.ttft_s + 4 * 512 / four.decode.value)
+
+
 # ------------------------------------------------------------------------------ choosing rows
 
 
 def made(engine: str, decode: float, prefill: float, quality: str = "lossless",
          **more: Any) -> Answer:  # fmt: skip
-    rate = module.Rate(decode, decode / 2, decode * 2)
+    rate = Rate(decode, decode / 2, decode * 2)
     return Answer(
         engine=engine, configuration=Configuration(engine=engine), config="", decode=rate,
-        prefill=module.Rate(prefill, prefill / 2, prefill * 2), ttft_s=1000 / prefill,
+        prefill=Rate(prefill, prefill / 2, prefill * 2), ttft_s=1000 / prefill,
         request_s=1000 / prefill + 500 / decode, device_gib=0, host_gib=0, disk_gib=0,
         quality=quality, verdict="fits", fits="fits", checked=True, **more,
     )  # fmt: skip
@@ -218,20 +230,20 @@ def made(engine: str, decode: float, prefill: float, quality: str = "lossless",
 def test_a_configuration_without_a_gain_has_no_row() -> None:
     best, alike = made("a", 20, 300), made("a", 20 / 1.02, 300 * (GAIN - 0.02))
     other = made("a", 20 * GAIN * 1.02, 100)
-    assert module._chosen([best, alike, other]) == [best, other]
+    assert chosen([best, alike, other]) == [best, other]
 
 
 def test_a_lossy_configuration_needs_a_gain_and_never_hides_an_exact_one() -> None:
     exact, little, much = (made("a", 20, 300), made("a", 20.5, 300, "KV cache in q8_0"),
                            made("a", 40, 300, "KV cache in q8_0"))  # fmt: skip
-    assert module._chosen([little, exact]) == [exact]
-    assert module._chosen([much, exact]) == [much, exact]
+    assert chosen([little, exact]) == [exact]
+    assert chosen([much, exact]) == [much, exact]
 
 
 def test_every_engine_has_a_row_before_any_has_two() -> None:
     many = [made("a", 20 * 1.2**n, 300 / 1.2**n) for n in range(12)]
     others = [made(name, 5, 50) for name in "bcdefgh"]
-    found = module._chosen([*many, *others])
+    found = chosen([*many, *others])
     assert len(found) == ROWS
     assert {row.engine for row in found} == set("abcdefgh")
 
