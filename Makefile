@@ -94,7 +94,7 @@ fit: $(VENV)/installed
 ablation: $(VENV)/installed
 	$(BIN)/python -m moebench.harness.published.ablation
 
-# The grid of the advice page: twelve models on 19 machines, about 50 minutes of a core.  Parts are
+# The grid of the advice page: twelve models on 17 machines, about 50 minutes of a core.  Parts are
 # kept in build/advice, so a build that was stopped goes on.
 advice: $(VENV)/installed
 	$(BIN)/python -m moebench.harness.advise.grid_build

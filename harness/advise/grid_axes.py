@@ -38,8 +38,8 @@ CARDS = (
     ("RTX 3090 24 GB", "rtx-3090", 1, ("ddr4-64", "ddr5-128")),
     ("2 × RTX 3090 24 GB", "rtx-3090", 2, ("epyc-512",)),
     ("RTX 4090 24 GB", "rtx-4090", 1, ("ddr5-96", "epyc-512")),
-    ("RTX 5090 32 GB", "rtx-5090", 1, ("ddr5-128", "epyc-768")),
-    ("RTX PRO 6000 96 GB", "rtx-pro-6000-blackwell-workstation", 1, ("ddr5-128", "epyc-768")),
+    ("RTX 5090 32 GB", "rtx-5090", 1, ("ddr5-128",)),
+    ("RTX PRO 6000 96 GB", "rtx-pro-6000-blackwell-workstation", 1, ("ddr5-128",)),
     ("no card", "", 0, ("ddr4-64", "ddr5-128", "epyc-512", "epyc-768")),
 )
 
