@@ -163,6 +163,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "none": ("policies.place", "PlaceNothing"),
         "slot-pools": ("freetoken", "SlotPools"),
         "pinned-profile": ("pinned_profile", "PinTopOfEachLayer"),
+        "threshold-ilp": ("policies.place_threshold", "PlaceAboveThreshold"),
     },
     "route": {
         "exact": ("policies.route", "ExactRouting"),

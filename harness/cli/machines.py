@@ -10,6 +10,7 @@ import typer
 from moebench.harness import console
 from moebench.harness.cli.list import Listing
 from moebench.harness.cli.list import list_ as list_catalogue
+from moebench.harness.cli.machines_roofline import roofline
 from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, argument, option
 from moebench.results.spec import OPTIONS
@@ -206,6 +207,9 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return f"{value[0]:g} to {value[1]:g}"
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+app.command()(roofline)
 
 
 @app.command()

@@ -141,7 +141,7 @@ def _require_no_host(system: System, whole: bool) -> None:
 
     Raises UsageError: names the policy, and what to give instead.
     """
-    instead = {"prefetch": "none", "evict": "lru"}
+    instead = {"place": "popular", "prefetch": "none", "evict": "lru"}
     for decision, policy in system.policies.items():
         if policy.needs_host and not (decision == "evict" and whole):
             raise UsageError(

@@ -58,6 +58,16 @@ def write_figures(figures: Sequence[StaticFigure], directory: Path) -> list[Path
     return written
 
 
+def write_svg(figure: StaticFigure, file: Path) -> None:
+    """Write one figure to an SVG file.
+
+    Raises InputError: the file cannot be written.
+    """
+    import vl_convert
+
+    write_bytes(file, vl_convert.vegalite_to_svg(fitted(figure)).encode())
+
+
 def fitted(figure: StaticFigure) -> Spec:
     """Return a chart's spec with its rows, a width, and scales that follow from its ``usermeta``.
 

@@ -81,6 +81,12 @@ class System:
         if self.host_experts is not None and self.host_experts < 2:
             raise UsageError(f"host_experts is {self.host_experts}; allowed: 2 or more")
         check_forms(self.forms)
+        if self.place.needs_host and not self.assign.uses_host:
+            raise UsageError(
+                f"place is {type(self.place).__name__}, which leaves experts to the host, but "
+                f"assign is {type(self.assign).__name__}, which computes none there; allowed: a "
+                "system that computes misses on the host, or --set assign=host"
+            )
         if len(self.forms) > 1 and not self.evict.takes_forms:
             raise UsageError(
                 f"evict is {type(self.evict).__name__}, which knows one form of records, but "

@@ -90,6 +90,12 @@ class PlaceAtRandom(Placement):
         return _as_far_as_there_is_room([pairs[i] for i in order], shape, slots, scope)
 
 
+def room_of_layers(shape: ModelShape, slots: int) -> list[int]:
+    """Return equal parts of the slots for the MoE layers; the first layers get the rest."""
+    each, rest = divmod(slots, len(shape.moe_layers))
+    return [each + (row < rest) for row in range(len(shape.moe_layers))]
+
+
 def _as_far_as_there_is_room(
     order: Sequence[tuple[int, int]], shape: ModelShape, slots: int, scope: Scope
 ) -> list[tuple[int, int]]:
@@ -100,8 +106,7 @@ def _as_far_as_there_is_room(
     slots = max(slots, 0)
     if scope == "global":
         return list(order[:slots])
-    each, rest = divmod(slots, len(shape.moe_layers))
-    room = {layer: each + (row < rest) for layer, row in shape.moe_rows.items()}
+    room = dict(zip(shape.moe_layers, room_of_layers(shape, slots), strict=True))
     placed = []
     for layer, expert in order:
         if room[layer] > 0:

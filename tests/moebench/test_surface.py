@@ -113,6 +113,10 @@ OPTIONS = {
     "machines compose": {"--out", "--force"},
     "machines init": {"--force"},
     "machines list": {"--parts", "--kind", "--json"},
+    "machines roofline": {
+        "--model", "--machine", "--prompt", "--tokens", "--batch", "--micro-batch", "--attention",
+        "--experts", "--resident", "--cached", "--svg", "--json",
+    },
     "machines show": {"--software", "--json"},
     "machines diff": {"--software", "--json"},
     "models list": {"--json"},

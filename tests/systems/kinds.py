@@ -8,6 +8,7 @@ from moebench.substrate.engine.policies import (
     Prefetching,
     Routing,
 )
+from moebench.systems.options import build
 from moebench.systems.registry import policy_class, system_class
 
 KINDS = {
@@ -21,6 +22,13 @@ KINDS = {
 
 
 def fits(system: str, decision: str, name: str) -> bool:
-    """Return whether a system takes a policy: records of several forms need one that knows them."""
+    """Return whether a system takes a policy.
+
+    Records of several forms need a policy that knows them; a placement that leaves experts to the
+    host needs a system that computes some there.
+    """
+    policy = policy_class(decision, name)
+    if decision == "place" and policy.needs_host and not build(system).assign.uses_host:
+        return False
     several = len(system_class(system).forms) > 1
-    return not several or getattr(policy_class(decision, name), "takes_forms", True)
+    return not several or getattr(policy, "takes_forms", True)

@@ -47,7 +47,7 @@ def test_every_policy(decision, name):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_can_borrow_every_policy(system, decision, name):
     if not fits(system, decision, name):
-        with pytest.raises(UsageError, match="a policy with takes_forms = True"):
+        with pytest.raises(UsageError, match=r"takes_forms = True|computes misses on the host"):
             build(system, {decision: name})
         return
     borrowed = build(system, {decision: name})

@@ -74,6 +74,11 @@ def test_what_needs_the_host_s_help_is_refused_where_the_host_is_the_device(syst
     assert document["badge"] == "measured"
 
 
+def test_a_placement_for_host_computing_is_refused_where_the_host_is_the_device() -> None:
+    line = refused("run", "--system", "smoe", *HERE, "--set", "place=threshold-ilp")
+    assert "give --emulated-link RATE, or --set place=popular" in line
+
+
 @pytest.mark.usefixtures("shipped_models")  # tiny ones read too little to fail in the middle
 def test_a_disk_that_fails_in_the_middle_of_a_run(monkeypatch) -> None:
     run("moe-ondemand", "--machine", "local", "--store", "store")
