@@ -116,6 +116,11 @@ class CachePrior(Routing):
         """Return whether λ is 0, which gives no bonus."""
         return alpha == 0
 
+    @property
+    def exact_prefill(self) -> bool:
+        """Whether prompts are routed exactly: no resident has a bonus in a prompt."""
+        return self.emptied
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin the mean ranges of all layers, which go on over sequences."""
         self._total, self._tokens = [0.0] * shape.num_layers, [0] * shape.num_layers

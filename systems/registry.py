@@ -76,6 +76,8 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "a greedy 0-1 program divides each layer; fetch the expert with most predicted tokens"),
     "hobbit": ("hobbit", "HOBBIT",
         "missing experts with low scores come as int4 or are skipped; four-term eviction"),
+    "swapmoe": ("swapmoe", "SwapMoE",
+        "tokens use residents alone, the most important experts are swapped in behind them"),
     "lfru": ("lfru", "LFRUCache",
         "every miss copied to its layer's slots, the least uses by age evicted"),
     "cache-prior": ("cache_prior", "CachePriorSystem",
@@ -164,6 +166,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "slot-pools": ("freetoken", "SlotPools"),
         "pinned-profile": ("pinned_profile", "PinTopOfEachLayer"),
         "threshold-ilp": ("policies.place_threshold", "PlaceAboveThreshold"),
+        "virtual-experts": ("swapmoe", "VirtualExperts"),
     },
     "route": {
         "exact": ("policies.route", "ExactRouting"),
@@ -174,6 +177,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "adaptive": ("adapmoe", "AdaptiveGating"),
         "skip-missing": ("hobbit", "SkipMissing"),
         "cache-prior": ("cache_prior", "CachePrior"),
+        "masked": ("swapmoe", "MaskedGating"),
     },
     "assign": {
         "load": ("policies.assign", "LoadAll"),
@@ -231,6 +235,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "moe-cache": ("llamacpp_moe_cache", "MissCounts"),
         "every-nth": ("llamacpp_moe_cache", "EveryNth"),
         "capped": ("llamacpp_capped_lru", "Capped"),
+        "important-swaps": ("swapmoe", "ImportantSwaps"),
     },
     "evict": {
         "static": ("policies.evict", "NeverEvict"),
@@ -256,6 +261,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "fewest-visits": ("moe_infinity_shipped", "FewestVisits"),
         "dali-swap": ("dali", "WorkloadSwaps"),
         "multidimensional": ("hobbit", "Multidimensional"),
+        "only-swapped": ("swapmoe", "OnlySwapped"),
         "swap": ("daop", "OnlySwaps"),
         "swap-placeholder": ("daop_shipped", "SwapsAndPlaceholder"),
         "placeholder": ("policies.evict", "OnePlaceholder"),

@@ -81,7 +81,12 @@ class ComputingSession(Session):
         return self.weights.learnable(self.spec, self.system, self.data_dir, scratch, progress)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """Open the stage of the machine that the spec names, with memory for the longest text."""
+        """Open the stage of the machine that the spec names, with memory for the longest text.
+
+        The system gets the norms of experts' weights, if it reads them.
+        """
+        if self.system.reads_weight_norms:
+            self.system.weight_norms(self.weights.weight_norms(scratch))
         request = self.weights.request(
             self.spec, self.system, self.longest, self._model, scratch, keep_timeline, self.note
         )

@@ -31,7 +31,7 @@ from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import WORDS, Lookahead
 from moebench.substrate.traces.computing import RoutedDecoder
-from moebench.substrate.traces.file import TraceFile
+from moebench.substrate.traces.file import Header, TraceFile
 from moebench.substrate.traces.law import LAW, Law
 from moebench.substrate.traces.passes import RoutingTrace, TracedModel, pass_steps
 from moebench.substrate.traces.record import AHEAD
@@ -120,7 +120,8 @@ class ReplaySession(Session):
             reconstruction = Reconstruction(spread_of(self.trace.header.model))
         self.replayed = Replay(
             self.trace, self.full, spec.batch, spec.prompts, spec.new_tokens,
-            self.system.lookaheads, self.system.reads_hidden, reconstruction,
+            self.system.lookaheads, self.system.reads_hidden or self.system.reads_token_norms,
+            reconstruction,
         )  # fmt: skip
         if evict.clairvoyant:
             evict.set_future(pass_steps(p for batch in self.replayed.batches for p in batch))
@@ -217,6 +218,7 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
     """Refuse a trace that lacks data which a system reads."""
     name, header = source.name, source.header
     _check_predictions(spec, source, system)
+    _check_weight_norms(spec, source, system)
     live = _without(spec)
     for decision, policy in system.policies.items():
         reads = {"hidden": policy.reads_hidden, "embedding": policy.reads_embedding}
@@ -237,6 +239,20 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
             f"{name}: holds no gate scores, {spec.title} reads them "
             f"({', '.join(readers)}); swap these with --set, or give --reconstruct-scores"
         )
+
+
+def _check_weight_norms(spec: RunSpec, source: Source, system: System) -> None:
+    """Refuse a system that reads the norms of experts' weights, which a replay does not have."""
+    readers = {d: policy for d, policy in system.policies.items() if policy.reads_weight_norms}
+    if not readers:
+        return
+    named = [f"{decision}={name_of(decision, policy)}" for decision, policy in readers.items()]
+    options = {policy.without_weight_norms for policy in readers.values()} - {""}
+    instead = " and ".join(sorted(options)) or "other policies"
+    raise UsageError(
+        f"{source.name}: holds no norms of experts' weights, {' and '.join(named)} "
+        f"read{'s' * (len(named) == 1)} them; use --set {instead}, or {_without(spec)}"
+    )
 
 
 def _check_predictions(spec: RunSpec, source: Source, system: System) -> None:
@@ -299,6 +315,25 @@ def _random_weights(weights: DummyWeights) -> list[str]:
     return notes
 
 
+def _of_the_system(spec: RunSpec, system: System, header: Header) -> list[str]:
+    """Return notes on what a replay does not compute or know of a system's decisions."""
+    notes = []
+    if len(system.forms) > 1:
+        names = ", ".join(form.name for form in system.forms[1:])
+        notes.append(
+            f"records in other forms ({names}) are charged; the trace does not follow the text "
+            f"that {spec.title} would have written with them"
+        )
+    if not (system.route.lossless_at(system.alpha) and system.assign.lossless):
+        notes.append(
+            f"{spec.title} substitutes experts; the trace does not follow the text that it "
+            "would have written"
+        )
+    if system.reads_token_norms and not header.has("hidden"):
+        notes.append("the trace holds no hidden states: the norm of every token counts as 1")
+    return notes
+
+
 def _notes(session: ReplaySession) -> list[str]:
     spec, header, model = session.spec, session.trace.header, session.replayed
     trace = session.trace
@@ -312,18 +347,7 @@ def _notes(session: ReplaySession) -> list[str]:
             notes.append(f"predictions as recorded: {header.predictions[kind].made}")
     if not header.lossless:
         notes.append("the recorded system substituted experts: the text is not the model's own")
-    system = session.system
-    if len(system.forms) > 1:
-        names = ", ".join(form.name for form in system.forms[1:])
-        notes.append(
-            f"records in other forms ({names}) are charged; the trace does not follow the text "
-            f"that {spec.title} would have written with them"
-        )
-    if not (system.route.lossless_at(system.alpha) and system.assign.lossless):
-        notes.append(
-            f"{spec.title} substitutes experts; the trace does not follow the text that it "
-            "would have written"
-        )
+    notes += _of_the_system(spec, session.system, header)
     if model.reconstruction is not None:
         notes.append(model.reconstruction.note)
     if session.without_prompt:

@@ -22,6 +22,7 @@ from moebench.substrate.models.catalogue import check_topology, model_shape
 from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.opening import open_checkpoint
 from moebench.substrate.models.shape import ExpertDtype, ModelShape
+from moebench.systems.learn.artefacts import Artefact, kept
 
 if TYPE_CHECKING:  # naming a run needs no torch, which takes a second to import
     from moebench.harness.stage.stage import StageRequest
@@ -99,16 +100,27 @@ class OpenWeights:
             system.lookaheads,
         )  # fmt: skip
 
+    def weight_norms(self, scratch: Path) -> np.ndarray:
+        """Return the Frobenius norm of each expert's weights ``[L, E]``, kept below ``scratch``."""
+        from moebench.substrate.models.norms import expert_norms
+
+        def measured() -> Artefact:
+            return Artefact({"norms": expert_norms(self.checkpoint)})
+
+        file = learn.folder(scratch) / f"weight-norms-{self.hashes['weights']}.safetensors"
+        return kept(file, measured).arrays["norms"]
+
     def resident(self, scoring: str, system: System) -> "tuple[Decoder, Model]":
         """Return a decoder with all experts in memory, and the model that the engine calls.
 
         The latter remembers prefills.  A remembered prefill has gates and states, but neither
         predictions nor the logits of other tokens than the last one.  With records of several forms
-        each system's prefill is its own.
+        each system's prefill is its own, as it is where prompts are not routed exactly.
         """
         decoder = self.sharing().decoder(reuse_predictions=True, forms=system.forms)
         anew = scoring == "prefill" or len(system.forms) > 1
         anew = anew or any(predictor.in_prefill for predictor in system.predictors)
+        anew = anew or not system.route.exact_prefill
         return decoder, decoder if anew else self.sharing().remembering(decoder)
 
     def request(

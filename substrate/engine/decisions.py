@@ -225,6 +225,8 @@ class LayerView:
         ahead: whether the layer is routed while the one before it is computed.
         whole_layers: whether a layer's experts are loaded as one (`Assignment.whole_layers`).
         hidden_TH: the state that the gate reads, for policies that have ``reads_hidden``.
+        norm_T: the Euclidean norm of each row of this state, for policies that have
+            ``reads_token_norms``; None in a replay whose trace holds no states.
         residency: where this layer's experts are, from `Policy.observe` on: one by one, or as
             masks ``resident_E`` and ``in_flight_E``, in any form; its ``forms`` has each form's.
         absent: active experts that are neither resident nor in flight, once routing is decided.
@@ -243,6 +245,7 @@ class LayerView:
     ahead: bool = False
     whole_layers: bool = False
     hidden_TH: np.ndarray | None = None
+    norm_T: np.ndarray | None = None
     residency: Whereabouts = field(init=False)
     absent: Sequence[int] = ()
     _scores: list[list[float]] | None = None

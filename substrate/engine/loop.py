@@ -104,6 +104,7 @@ class Engine:
         self._several = cache.forms > 1
         self._reads_hidden = system.reads_hidden
         self._reads_embedding = system.reads_embedding
+        self._reads_norms = system.reads_token_norms
 
     def start(self) -> int:
         """Put experts on the device as the system places them; return how many were placed.
@@ -509,6 +510,7 @@ class Engine:
             ahead=ahead,
             whole_layers=self._whole_layers,
             hidden_TH=self.model.hidden(layer) if self._reads_hidden else None,
+            norm_T=self.model.token_norms(layer) if self._reads_norms else None,
         )
 
     def _locate(self, view: LayerView) -> None:

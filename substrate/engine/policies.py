@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from moebench.substrate.engine.decisions import (
     Active,
     Fetch,
@@ -40,6 +42,13 @@ class Policy(ABC):
     #: Whether the policy reads `LayerView.hidden_TH`, and `Prompts.embedding_BH`.
     reads_hidden: ClassVar[bool] = False
     reads_embedding: ClassVar[bool] = False
+    #: Whether the policy reads `LayerView.norm_T`, the norms of the states that gates read.
+    reads_token_norms: ClassVar[bool] = False
+    #: Whether the policy reads the norms of experts' weights: `weight_norms` is then called before
+    #: `start`.  A replay has none and refuses the policy; with the option ``without_weight_norms``,
+    #: as of ``--set``, it reads none.
+    reads_weight_norms: ClassVar[bool] = False
+    without_weight_norms: ClassVar[str] = ""
     #: Whether the policy learns from recorded routing: `calibrate` is then called before `start`.
     calibrates: ClassVar[bool] = False
     #: Fields of a sequence that `calibrate` reads in addition to ``ids_TLK`` and ``prefill``:
@@ -93,6 +102,14 @@ class Policy(ABC):
         """Called before `start` with the shape of the model whose bytes are charged.
 
         The model that computes, whose shape `start` and views have, may be smaller.
+        """
+
+    def weight_norms(self, norms_LE: np.ndarray) -> None:
+        """Called before `calibrate` and `start`, if it reads them, with norms of experts' weights.
+
+        Args:
+            norms_LE: the Frobenius norm of each expert's matrices in the model that computes, with
+                one row for each MoE layer.
         """
 
     def expect(self, prompt_tokens: int) -> None:
@@ -186,6 +203,11 @@ class Routing(Policy):
 
     def lossless_at(self, alpha: float) -> bool:
         """Return whether the experts, at this α, are always the model's own choice."""
+        return True
+
+    @property
+    def exact_prefill(self) -> bool:
+        """Whether prompts are routed exactly, so that runs can share their computed prefills."""
         return True
 
     @property

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
+import numpy as np
+
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import LayerView, Prompts
 from moebench.substrate.engine.policies import (
@@ -179,9 +181,25 @@ class System:
         return any(policy.reads_embedding for policy in self.policies.values())
 
     @property
+    def reads_token_norms(self) -> bool:
+        """Whether a policy reads the norms of the states that gates read."""
+        return any(policy.reads_token_norms for policy in self.policies.values())
+
+    @property
+    def reads_weight_norms(self) -> bool:
+        """Whether a policy reads the norms of experts' weights."""
+        return any(policy.reads_weight_norms for policy in self.policies.values())
+
+    @property
     def clairvoyant(self) -> bool:
         """Whether the system must know future routing, which only a replay has."""
         return self.evict.clairvoyant or Lookahead.EXACT in self.lookaheads
+
+    def weight_norms(self, norms_LE: np.ndarray) -> None:
+        """Pass the norms of experts' weights to the policies that read them."""
+        for policy in self.policies.values():
+            if policy.reads_weight_norms:
+                policy.weight_norms(norms_LE)
 
     def full_size(self, shape: ModelShape) -> None:
         """Pass the shape of the model that is charged to every policy."""

@@ -332,6 +332,11 @@ class Decoder:
         state = self._read_state
         return self._numpy(self._y.float()) if state is None else state.float().numpy()
 
+    def token_norms(self, layer: int) -> np.ndarray:
+        """Return the Euclidean norm of each row of `hidden` ``[T]``."""
+        norms: np.ndarray = np.linalg.norm(self.hidden(layer), axis=1)
+        return norms
+
     def embedding(self) -> np.ndarray:
         """Return the mean token embedding of each prompt ``[B, H]``."""
         prompts = map(self._device.index, self._prompts)

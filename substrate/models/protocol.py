@@ -110,6 +110,9 @@ class Model(Protocol):
     def hidden(self, layer: int) -> "np.ndarray":
         """Return the gate input ``[T, H]`` of the current layer, also for a layer routed ahead."""
 
+    def token_norms(self, layer: int) -> "np.ndarray | None":
+        """Return the Euclidean norm of each row of `hidden` ``[T]``, or None if it is not known."""
+
     def embedding(self) -> "np.ndarray":
         """Return the mean token embedding of each prompt ``[B, H]``."""
 

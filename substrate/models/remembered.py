@@ -121,6 +121,11 @@ class RememberedPrefills:
         """Return the hidden state that the last gate has read."""
         return self._known.states[self._gated] if self._known else self._decoder.hidden(layer)
 
+    def token_norms(self, layer: int) -> np.ndarray:
+        """Return the Euclidean norm of each row of `hidden` ``[T]``."""
+        norms: np.ndarray = np.linalg.norm(self.hidden(layer), axis=1)
+        return norms
+
     def embedding(self) -> np.ndarray:
         """Return the decoder's mean token embeddings, which need no prefill."""
         return self._decoder.embedding()

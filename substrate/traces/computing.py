@@ -49,6 +49,10 @@ class RoutedDecoder:
         """Return the recorded hidden state that the last gate read."""
         return self._recorded.hidden(layer)
 
+    def token_norms(self, layer: int) -> np.ndarray | None:
+        """Return the norms of the recorded hidden state, or None if it is not recorded."""
+        return self._recorded.token_norms(layer)
+
     def embedding(self) -> np.ndarray:
         """Return the recorded embeddings of the prompts."""
         return self._recorded.embedding()

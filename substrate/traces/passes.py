@@ -28,13 +28,14 @@ class PassTrace:
 
     ``rows`` is the row count of each sequence; ``predicted`` has, for each kind of prediction, the
     scores ``[T, E]`` that one layer predicted for a later one; ``hidden`` has the states ``[T, H]``
-    that layers' gates read, if a policy used them.
+    that layers' gates read and ``norms`` their norms ``[T]``, if a policy used them.
     """
 
     rows: tuple[int, ...]
     gates: dict[int, Gate] = field(default_factory=dict)
     predicted: dict[Lookahead, dict[tuple[int, int], Scores]] = field(default_factory=dict)
     hidden: dict[int, np.ndarray] = field(default_factory=dict)
+    norms: dict[int, np.ndarray] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
 
 
@@ -106,6 +107,13 @@ class Recorder:
         state = self._model.hidden(layer)
         self._pass.hidden[self._gated] = state.copy()
         return state
+
+    def token_norms(self, layer: int) -> np.ndarray | None:
+        """Return the norms of the hidden state that the last gate read, and record them."""
+        norms = self._model.token_norms(layer)
+        if norms is not None:
+            self._pass.norms[self._gated] = norms.copy()
+        return norms
 
     def embedding(self) -> np.ndarray:
         """Return the prompts' mean token embeddings, and record them."""
@@ -210,6 +218,11 @@ class TracedModel:
         if state is None:
             raise UsageError("the trace holds no hidden states; run the system live")
         return state
+
+    def token_norms(self, layer: int) -> np.ndarray | None:
+        """Return the norms of the recorded hidden state, or None if it is not recorded."""
+        norms, state = self._pass.norms.get(self._gated), self._pass.hidden.get(self._gated)
+        return np.linalg.norm(state, axis=1) if norms is None and state is not None else norms
 
     def embedding(self) -> np.ndarray:
         """Return the recorded mean token embeddings of the batch's prompts."""

@@ -123,6 +123,11 @@ class TraceRecorder:
         """Return the hidden state that the last gate read, rounded; `gate` records it."""
         return self._rounded(self._model.hidden(layer))
 
+    def token_norms(self, layer: int) -> np.ndarray:
+        """Return the norms of the rounded hidden state, as a replay returns them."""
+        norms: np.ndarray = np.linalg.norm(self.hidden(layer), axis=1)
+        return norms
+
     def embedding(self) -> np.ndarray:
         """Return the prompts' mean token embeddings, rounded; `begin` records them."""
         return self._rounded(self._model.embedding())

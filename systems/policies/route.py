@@ -48,6 +48,11 @@ class RandomSubstitution(Routing):
         """Return whether no expert is ever replaced."""
         return self.share == 0
 
+    @property
+    def exact_prefill(self) -> bool:
+        """Whether prompts are routed exactly."""
+        return not self.prefill or self.share == 0
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin the random numbers."""
         self._random = np.random.default_rng(self.seed)

@@ -31,6 +31,7 @@ VALUES = {
     "admit.decay": ["0.5"],
     "evict.trace": ["a-trace"],
     "host_experts": ["8"],
+    "place.counts": ["[5, 4]"],
     "place.host": [r"blk\.1\.ffn_.*_exps"],
     "place.popularity": ["[[3.0, 1.5], [0.0, 2.0]]"],
     "route.sensitivity": ["[2.0, 0.5]"],

@@ -189,6 +189,7 @@ def test_states_and_embeddings_are_read_by_those_that_say_so(decision, name):
     policy, found = make(decision, name), all_that_it_looks_at(decision, name)
     assert ("hidden_TH" in found) == policy.reads_hidden
     assert ("embedding_BH" in found) == policy.reads_embedding
+    assert ("norm_T" in found) == policy.reads_token_norms
 
 
 @pytest.mark.parametrize("name", POLICIES["route"])

@@ -66,6 +66,8 @@ LACKING = {
     "finemoe": "holds no embeddings", "hybrimoe": "1 MoE layer(s) ahead; prefetch=impact reads 3",
     "hobbit": "1 MoE layer(s) ahead; prefetch=stacked-gates reads 2",
     "promoe": "holds no hidden states",
+    "swapmoe": "holds no norms of experts' weights, place=virtual-experts and "
+    "admit=important-swaps read them; use --set admit.importance=gates, or run without --routing",
 }  # fmt: skip
 
 
@@ -94,6 +96,15 @@ def test_every_system_runs_and_says_whose_routing_it_had(
     for policy in found["provenance"]["learnt"].values():
         known = "other drawn texts" if routing == "drawn" else "the trace's last "
         assert known in policy["from"]
+
+
+def test_token_norms_that_a_trace_lacks_count_as_1_and_a_note_says_so() -> None:
+    gates = ("--set", "admit.importance=gates", "--slots", "16")
+    found = document("swapmoe", "drawn", *gates)
+    note = "the trace holds no hidden states: the norm of every token counts as 1"
+    assert note in found["notes"]
+    assert found["metrics"]["cache_ratio"] == 1.0
+    assert found["accuracy"]["kl"] is None
 
 
 def test_a_run_shows_its_routing() -> None:

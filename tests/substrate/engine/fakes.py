@@ -154,6 +154,9 @@ class FixedModel:
         """A state that says where it is from: pass and layer."""
         return np.full((self._rows, 2), [self._pass, layer])
 
+    def token_norms(self, layer: int) -> np.ndarray | None:
+        return np.linalg.norm(self.hidden(layer), axis=1)
+
     def embedding(self) -> np.ndarray:
         """The mean of each prompt's tokens."""
         return np.array([[np.mean(prompt)] for prompt in self._prompts])

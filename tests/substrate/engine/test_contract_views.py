@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moebench.substrate.engine.decisions import Fetch, fetches, split
@@ -37,6 +38,7 @@ class Diary(LeastRecentlyUsed):
     told: list[Any] = field(default_factory=list)
     reads_hidden: bool = False
     reads_embedding: bool = False
+    reads_token_norms: bool = False
 
     def start(self, shape, cache):
         super().start(shape, cache)
@@ -103,6 +105,37 @@ def test_hidden_states_are_shown_to_those_who_read_them():
     views = written([[[5]]], passes=2, reads_hidden=True).views
     assert [view.hidden_TH.tolist() for view in views] == [[[0, 0]], [[0, 1]], [[1, 0]], [[1, 1]]]
     assert {view.hidden_TH for view in written([[[5]]], passes=1).views} == {None}
+
+
+def test_norms_of_states_are_shown_to_those_who_read_them():
+    views = written([[[5]]], passes=2, reads_token_norms=True).views
+    assert [view.norm_T.tolist() for view in views] == [[0], [1], [1], [2**0.5]]
+    assert {view.hidden_TH for view in views} == {None}
+    assert {view.norm_T for view in written([[[5]]], passes=1).views} == {None}
+
+
+@dataclass(kw_only=True)
+class Weighs(LeastRecentlyUsed):
+    """LRU that may read the norms of weights."""
+
+    asks: bool = True
+    norms: Any = None
+
+    @property
+    def reads_weight_norms(self):
+        return self.asks
+
+    def weight_norms(self, norms_LE):
+        self.norms = norms_LE.tolist()
+
+
+def test_norms_of_weights_are_given_to_the_policies_that_read_them():
+    for asks, found in ((True, [[1, 2]]), (False, None)):
+        policy = Weighs(asks=asks)
+        made = system(evict=policy)
+        made.weight_norms(np.array([[1, 2]]))
+        assert made.reads_weight_norms == asks
+        assert policy.norms == found
 
 
 def test_what_a_pass_is():

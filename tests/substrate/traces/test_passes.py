@@ -1,6 +1,6 @@
 """A recorded trace replays to the nanosecond; an unsuitable trace is refused."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.terms import Lookahead
 from moebench.substrate.traces.passes import Recorder, TracedModel
 from moebench.systems.options import build
+from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.predict import NextGates
 from moebench.systems.policies.prefetch import NextGate
 from tests.substrate.engine.fakes import Rig, random_trace, rig, small_shape
@@ -147,6 +148,39 @@ def test_a_trace_holds_what_was_asked(decoder):
             for gate in one.gates.values():
                 assert gate.scores_TE.shape == (len(prompts), decoder.shape.num_experts)
                 assert gate.ids_TK.shape == (len(prompts), decoder.shape.top_k)
+
+
+@dataclass(kw_only=True)
+class ByNorm(LeastRecentlyUsed):
+    """LRU that keeps the norms of the states that gates read."""
+
+    reads_token_norms = True
+    found: list[list[float]] = field(default_factory=list)
+
+    def observe(self, view):
+        self.found.append(None if view.norm_T is None else view.norm_T.tolist())
+
+
+def test_norms_of_states_are_recorded_where_a_policy_reads_them(decoder):
+    recorder, live, again = Recorder(decoder), ByNorm(), ByNorm()
+    generate(recorder, replace(build("moe-ondemand"), evict=live))
+    assert min(map(min, live.found)) > 0
+    generate(TracedModel(recorder.trace), replace(build("moe-ondemand"), evict=again))
+    assert again.found == live.found
+
+
+def test_norms_follow_from_recorded_states_and_are_unknown_without_them(decoder):
+    recorder = Recorder(decoder)
+    run(recorder, "moe-ondemand", {})
+    blind = ByNorm()
+    generate(TracedModel(recorder.trace), replace(build("moe-ondemand"), evict=blind))
+    assert set(blind.found) == {None}
+    for batch in recorder.trace.batches:
+        for one in batch:
+            one.hidden = {layer: np.full((sum(one.rows), 4), 3.0) for layer in one.gates}
+    sees = ByNorm()
+    generate(TracedModel(recorder.trace), replace(build("moe-ondemand"), evict=sees))
+    assert {norm for norms in sees.found for norm in norms} == {6.0}
 
 
 def test_a_trace_keeps_copies(decoder):

@@ -78,6 +78,20 @@ class ByState(Prefetching):
 
 
 @dataclass(kw_only=True)
+class ByNorm(Prefetching):
+    """Prefetching of two experts of the next layer that the digits of the state's norm name."""
+
+    reads_scores = False
+    reads_token_norms = True
+
+    def prefetch(self, view: LayerView, forecast: Forecast) -> list[Fetch]:
+        assert view.next_layer is not None
+        assert view.norm_T is not None
+        first = int(1000 * view.norm_T.sum()) % view.shape.num_experts
+        return fetches(view.next_layer, [first, (first + 1) % view.shape.num_experts])
+
+
+@dataclass(kw_only=True)
 class ByEmbedding(Prefetching):
     """Prefetching for each layer of the experts that the first prompt's embedding names."""
 
@@ -108,7 +122,7 @@ def system_of(prefetch: type[Prefetching]) -> System:
     return replace(build("moe-ondemand"), prefetch=prefetch())
 
 
-READERS = (ByState, ByEmbedding, ThreeAhead)
+READERS = (ByState, ByNorm, ByEmbedding, ThreeAhead)
 
 
 def generate(model, system: System, batch: int) -> tuple[list, list, int]:
@@ -129,7 +143,7 @@ def record(path: Path, model, system, precision="float16", batch=1, states=True)
 
 def replayed(trace: TraceFile, decoder: Decoder, system: System, batch: int) -> TracedModel:
     sequences = len(PROMPTS) // batch * batch
-    asks, hidden = system.lookaheads, system.reads_hidden
+    asks, hidden = system.lookaheads, system.reads_hidden or system.reads_token_norms
     return TracedModel(Replay(trace, decoder.shape, batch, sequences, NEW_TOKENS, asks, hidden))
 
 
