@@ -76,6 +76,8 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "a greedy 0-1 program divides each layer; fetch the expert with most predicted tokens"),
     "hobbit": ("hobbit", "HOBBIT",
         "missing experts with low scores come as int4 or are skipped; four-term eviction"),
+    "edgemoe": ("edgemoe", "EdgeMoE",
+        "one width per expert, preloading by activation paths, use over distance"),
     "lfru": ("lfru", "LFRUCache",
         "every miss copied to its layer's slots, the least uses by age evicted"),
     "cache-prior": ("cache_prior", "CachePriorSystem",
@@ -163,6 +165,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "none": ("policies.place", "PlaceNothing"),
         "slot-pools": ("freetoken", "SlotPools"),
         "pinned-profile": ("pinned_profile", "PinTopOfEachLayer"),
+        "one-width": ("edgemoe", "OneWidthEach"),
     },
     "route": {
         "exact": ("policies.route", "ExactRouting"),
@@ -220,6 +223,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "residual": ("dali", "ResidualPrefetch"),
         "stacked-gates": ("hobbit", "StackedGates"),
         "fate": ("lfru", "Fate"),
+        "activation-paths": ("edgemoe", "ActivationPaths"),
         "two-buffers": ("freetoken", "TwoBuffers"),
     },
     "admit": {
@@ -263,6 +267,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "dali-window": ("policies.evict_engines", "WorkloadAware"),
         "lru-by-weight": ("cache_prior", "LRUByWeight"),
         "oldest-call": ("freetoken", "OldestCall"),
+        "frequency-distance": ("edgemoe", "FrequencyOverDistance"),
         "dispatch-lru": ("qvac_lru", "DispatchLRU"),
     },
 }
