@@ -56,10 +56,19 @@ class RoundingDecoder(Decoder):
         if whole:
             self._states[layer], self._active[layer] = state, active
         for form in sorted({int(forms_E[expert]) for expert in active}):
-            self.compute(layer, [e for e in active if forms_E[e] == form], form)
+            self._compute([e for e in active if forms_E[e] == form], layer, form)
         if self.shape.shared_width:
             self.shared(layer)
         self.combine(layer)
+
+    def _compute(self, experts: list[int], layer: int, form: int) -> None:
+        """Compute experts of one form, in one product if they are small."""
+        block = self._blocks[layer]
+        stacked = None if block.together else self._forms[form].stacked(layer, experts)
+        if stacked is None:
+            self.compute(layer, experts, form)
+        else:
+            block.compute_stacked(experts, *stacked)
 
     def _first_changed(self, forms_LE: np.ndarray) -> int:
         """Return the first MoE layer in which a used expert's form is not the last whole pass's."""

@@ -21,6 +21,11 @@ KINDS = {
 
 
 def fits(system: str, decision: str, name: str) -> bool:
-    """Return whether a system takes a policy: records of several forms need one that knows them."""
-    several = len(system_class(system).forms) > 1
-    return not several or getattr(policy_class(decision, name), "takes_forms", True)
+    """Return whether a system takes a policy: records of several forms need one that knows them.
+
+    A placement that chooses one form for each expert does not.
+    """
+    several, policy = len(system_class(system).forms) > 1, policy_class(decision, name)
+    return not several or (
+        getattr(policy, "takes_forms", True) and not getattr(policy, "own_forms", ())
+    )
