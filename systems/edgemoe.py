@@ -236,7 +236,7 @@ class PathTable:
     def add(self, ids_LK: Ids) -> None:
         """Count the path of one token."""
         for row, chosen in enumerate(ids_LK):
-            self.counts.setdefault(self.key(row, ids_LK), Counter()).update(map(int, chosen))
+            self.counts.setdefault(self.key(row, [*ids_LK]), Counter()).update(map(int, chosen))
 
     def probabilities(self, key: Key) -> dict[int, float]:
         """Return P of each expert that followed, in descending order, ties by id."""
@@ -283,7 +283,7 @@ class ActivationPaths(Prefetching):
             for ids_LK in text.ids_TLK:
                 table.add(ids_LK)
         last_TLK, rows = sequences[-1].ids_TLK, range(len(shape.moe_layers))
-        seen = [table.key(row, ids_LK) in table.counts for ids_LK in last_TLK for row in rows]
+        seen = [table.key(row, [*ids_LK]) in table.counts for ids_LK in last_TLK for row in rows]
         for ids_LK in last_TLK:
             table.add(ids_LK)
         share = sum(seen) / max(len(seen), 1)
