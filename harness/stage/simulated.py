@@ -72,13 +72,14 @@ class SimulatedKind:
             parallel_reads=runtime.parallel_reads,
             forms=runtime.forms,
         )
-        chosen, largest = system.place.chosen_forms(shape), costs.record_bytes
+        chosen, largest = system.place.chosen_forms(shape), 0
         if chosen is not None:
-            largest = max(costs.form_bytes[form] for form in used_forms(shape, chosen))
+            largest = max(used_forms(shape, chosen), key=costs.form_bytes.__getitem__)
+        record_bytes = costs.form_bytes[largest]
         timeline = Timeline(request.keep_timeline)
         records = None
         if capacity.from_disk:
-            records = HostRecords(capacity.host, largest, runtime.host_experts)
+            records = HostRecords(capacity.host, record_bytes, runtime.host_experts)
         machine = SimulatedMachine(
             costs, timeline, records, parallel_reads=runtime.parallel_reads,
             overlap=runtime.overlap, blocking_copies=copies_block(runtime, profile),
@@ -87,11 +88,13 @@ class SimulatedKind:
             fit, *more = slots_by_form(runtime.forms, costs.form_bytes, capacity.slots)
             others = list(zip(more, costs.form_bytes[1:], strict=True))
         else:  # the same bytes hold more records of the largest form in use
-            fit, others = capacity.slots * costs.record_bytes // largest, []
+            fit, others = capacity.slots * costs.record_bytes // record_bytes, []
             most = system.most_slots(request.full)
             fit = fit if most is None else min(fit, most)
         slots = system.place.slots(shape, fit) or fit
-        cache = ExpertCache(shape, slots, system.scope, capacity.device, largest, others, chosen)
+        cache = ExpertCache(
+            shape, slots, system.scope, capacity.device, record_bytes, others, chosen
+        )
         engine = Engine(
             system,
             model,
@@ -203,15 +206,16 @@ def _forms(forms: Sequence[Form], cache: ExpertCache, costs: CostModel) -> list[
 
 
 def loading_ns(
-    placed: int, costs: CostModel, capacity: Capacity, system: System, largest: int
+    placed: int, costs: CostModel, capacity: Capacity, system: System, form: int = 0
 ) -> int:
     """Return the time to load non-expert weights and ``placed`` experts to the device, in ns.
 
-    Each expert counts as the ``largest`` record.  Experts on the disk are read from it; non-expert
-    weights are one file, read sequentially.
+    Experts on the disk are read from it; non-expert weights are one file, read sequentially.
+
+    Args:
+        form: the form of each expert's record.
     """
     common_ns = capacity.common_bytes / costs.h2d_bytes_per_ns
-    form = costs.form_bytes.index(largest)
     expert_ns = costs.ns(Op(OpKind.LOAD, 0, form=form), Lane.H2D)
     if capacity.from_disk:
         read = Op(OpKind.READ, 0, form=form, queued=system.parallel_reads)

@@ -257,6 +257,7 @@ def test_the_least_sensitive_experts_get_the_lower_width():
     # K = 2 loses 1.70 %, K = 3 would lose 2.14 %.
     found = widths_within(2.0, additive, 4, range(4))
     assert found == [INT4, INT4, INT2, INT2]
+    assert additive([INT4, INT4, INT2, INT4]) == pytest.approx(1.50)
     assert additive(found) == pytest.approx(1.70)
     assert additive([INT2, INT4, INT2, INT2]) == pytest.approx(2.14)
 
