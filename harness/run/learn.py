@@ -181,7 +181,7 @@ def calibrate(
 
 def no_losses(source: str, decision: str, policy: Policy) -> str:
     """Return the refusal of a policy that measures losses, where no model computes."""
-    instead = policy.without_losses and f": --set {decision}.{policy.without_losses}"
+    instead = policy.without_losses and f", or give --set {decision}.{policy.without_losses}"
     return (
         f"{source}: holds no losses of rounded weights, {decision}={name_of(decision, policy)} "
         f"measures them; run it live, or swap it with --set{instead}"
