@@ -12,5 +12,9 @@ HostKernels = Literal["fused", "unpacking"]
 #: Types to which routed experts are quantised for computation (`substrate.models.quantised`).
 ExpertDtype = Literal["int8", "int4"]
 
+#: Types in which a record of an expert can be held: those, and linear codes of 4 or 2 bits with one
+#: scale for each row of a matrix, for which no machine has a product.
+RecordDtype = Literal["int8", "int4", "row-int4", "row-int2"]
+
 #: Default kind of software, which determines the control thread's costs.
 DEFAULT_SOFTWARE = "lean"

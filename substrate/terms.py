@@ -7,14 +7,15 @@ H the hidden width of the computing model, which may be a scale model.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 Phase = Literal["prefill", "decode"]
 #: Data of recorded tokens, in addition to chosen experts, from which systems can be fitted.
-#: Predictions are those of the system's own predictors; sensitivity needs a computing model.
-Learnt = Literal["scores", "hidden", "embedding", "predictions", "sensitivity"]
+#: Predictions are those of the system's own predictors; sensitivity and losses need a computing
+#: model.
+Learnt = Literal["scores", "hidden", "embedding", "predictions", "sensitivity", "loss"]
 #: Names in messages of the kinds of data that a trace must hold for systems that need them.
 WORDS: dict[Learnt, str] = {
     "scores": "gate scores", "hidden": "hidden states", "embedding": "embeddings",
@@ -59,9 +60,9 @@ class RoutedSequence:
 
     ``ids_TLK`` are the chosen experts, best first; ``prefill`` of the T tokens are the prompt.
     Optional are all gate scores; each layer's predictions of the next MoE layer's scores, by kind
-    of lookahead; the hidden states that the gates read; the prompt's mean token embedding; and each
-    layer's sensitivity to the share of a token's lowest expert (`DifferentiableDecoder`).  A
-    prediction that was not made is NaN; the last layer's is not used.
+    of lookahead; the hidden states that the gates read; the prompt's mean token embedding; each
+    layer's sensitivity to the share of a token's lowest expert (`DifferentiableDecoder`); and the
+    tokens themselves.  A prediction that was not made is NaN; the last layer's is not used.
     """
 
     ids_TLK: np.ndarray
@@ -71,3 +72,22 @@ class RoutedSequence:
     hidden_TLH: np.ndarray | None = None
     embedding_H: np.ndarray | None = None
     sensitivity_L: np.ndarray | None = None
+    tokens_T: np.ndarray | None = None
+
+
+class Losses(Protocol):
+    """The loss of a model whose experts' records are in other forms than the whole one.
+
+    Attributes:
+        identity: a hash of the weights, the texts and the forms.
+    """
+
+    identity: str
+
+    def of(self, forms_LE: np.ndarray, tokens: int) -> float:
+        """Return the share of predicted tokens that change, in percent.
+
+        Args:
+            forms_LE: the form of each expert ``[layers, E]``, an index into the system's forms.
+            tokens: most tokens of the texts that are read, in whole texts, at least one.
+        """

@@ -78,6 +78,8 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "missing experts with low scores come as int4 or are skipped; four-term eviction"),
     "swapmoe": ("swapmoe", "SwapMoE",
         "tokens use residents alone, the most important experts are swapped in behind them"),
+    "edgemoe": ("edgemoe", "EdgeMoE",
+        "one width per expert, preloading by activation paths, use over distance"),
     "lfru": ("lfru", "LFRUCache",
         "every miss copied to its layer's slots, the least uses by age evicted"),
     "cache-prior": ("cache_prior", "CachePriorSystem",
@@ -167,6 +169,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "pinned-profile": ("pinned_profile", "PinTopOfEachLayer"),
         "threshold-ilp": ("policies.place_threshold", "PlaceAboveThreshold"),
         "virtual-experts": ("swapmoe", "VirtualExperts"),
+        "one-width": ("edgemoe", "OneWidthEach"),
     },
     "route": {
         "exact": ("policies.route", "ExactRouting"),
@@ -225,6 +228,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "residual": ("dali", "ResidualPrefetch"),
         "stacked-gates": ("hobbit", "StackedGates"),
         "fate": ("lfru", "Fate"),
+        "activation-paths": ("edgemoe", "ActivationPaths"),
         "two-buffers": ("freetoken", "TwoBuffers"),
     },
     "admit": {
@@ -270,6 +274,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "dali-window": ("policies.evict_engines", "WorkloadAware"),
         "lru-by-weight": ("cache_prior", "LRUByWeight"),
         "oldest-call": ("freetoken", "OldestCall"),
+        "frequency-distance": ("edgemoe", "FrequencyOverDistance"),
         "dispatch-lru": ("qvac_lru", "DispatchLRU"),
     },
 }

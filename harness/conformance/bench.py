@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from moebench.harness.conformance.watch import (
     watch_again,
     watch_slots,
 )
-from moebench.harness.run.execute import EngineRun, prepare
-from moebench.harness.run.learn import calibrate, silent
+from moebench.harness.run.execute import EngineRun, calibrated, prepare
+from moebench.harness.run.learn import silent
 from moebench.harness.run.live import LiveSession
 from moebench.harness.stage.stage import Stage
 from moebench.results.spec import RunSpec
@@ -122,9 +122,7 @@ class Bench:
         torch.set_num_threads(1)
         with ExitStack() as stack, torch.inference_mode():
             try:
-                stage = session.open(self.scratch, True, stack)
-                learnable = partial(session.learnable, self.scratch, silent)
-                calibrate(session.system, session.full, learnable, self.scratch, silent)
+                stage, _ = calibrated(session, self.scratch, silent, True, stack)
                 events = watch_slots(stage.engine.cache, stage.timeline)
                 watch_again(stage.engine.transfers, stage.timeline, events)
                 stage.start()

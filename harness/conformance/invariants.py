@@ -54,7 +54,7 @@ def check_timeline(  # noqa: PLR0913 each says what one run allows
     num_experts: int, capacity: int,
     num_layers: int = 0, record_bytes: Sequence[int] = (), common_bytes: int = 0,
     budget_bytes: int | None = None, writes_back: bool = False, reads_unfinished: bool = False,
-    queued: Collection[int] = (),
+    queued: Collection[int] = (), one_form: bool = False,
 ) -> None:  # fmt: skip
     """Check lanes, slots and bytes at every instant.
 
@@ -68,15 +68,23 @@ def check_timeline(  # noqa: PLR0913 each says what one run allows
         writes_back: whether victims are copied back.
         reads_unfinished: whether the system declares that it computes on unfinished copies.
         queued: keys of uploads that had not begun when the run ended.
+        one_form: whether each expert has one record, in a form of its own, and all share slots.
 
     Raises BrokenError: a condition does not hold.
     """
     check_lanes(spans)
     made = _Slots(
-        spans, num_layers, num_experts, record_bytes, writes_back, reads_unfinished, queued
+        spans,
+        num_layers,
+        num_experts,
+        record_bytes,
+        writes_back,
+        reads_unfinished,
+        queued,
+        one_form,
     )
     stays = made.stays(events)
-    _check_slots(stays, capacity)
+    _check_slots(stays, capacity, one_form)
     _check_occupancy(stays, capacity, record_bytes, common_bytes, budget_bytes)
 
 
@@ -109,11 +117,19 @@ class _Slots:
     writes_back: bool
     reads_unfinished: bool
     queued: Collection[int] = ()
+    one_form: bool = False
     current: dict[int, _Stay] = field(default_factory=dict)
     all: list[_Stay] = field(default_factory=list)
 
     def stays(self, observed: Sequence[Claim | LetGo | Again]) -> list[_Stay]:
         self.owners: dict[int, int] = {}  # slot → key
+        self.forms: dict[int, int] = {}  # key → the form of its only record
+        if self.one_form:
+            for span in self.spans:
+                if span.op.kind in (OpKind.LOAD, OpKind.READ, OpKind.EXPERT):
+                    for key in self._keys(span):
+                        same = self.forms.setdefault(key, span.op.form) == span.op.form
+                        must(same, f"{span!r} is in another form than this expert's record")
         self.repeated = {event.at for event in observed if isinstance(event, Again)}
         events = [event for event in observed if not isinstance(event, Again)]
         self.unclaimed = self._of_kind(OpKind.LOAD)
@@ -140,7 +156,8 @@ class _Slots:
         return found
 
     def _keys(self, span: Span) -> list[int]:
-        row = span.op.form * self.num_layers + span.op.layer
+        form = 0 if self.one_form else span.op.form
+        row = form * self.num_layers + span.op.layer
         return [row * self.num_experts + e for e in span.op.experts]
 
     def _reads(self, span: Span) -> None:
@@ -167,6 +184,8 @@ class _Slots:
         must(event.slot not in self.owners, "a slot has two owners")
         start, ready = (0, 0) if event.placed else self._transfer(event)
         form = event.key // (self.num_layers * self.num_experts) if self.num_layers else 0
+        if self.one_form:
+            form = self.forms.get(event.key, 0)
         self.current[event.key] = _Stay(event.key, form, event.slot, start, ready, ready)
         self.owners[event.slot] = event.key
         self.all.append(self.current[event.key])
@@ -206,14 +225,18 @@ class _Slots:
         return times(parts[0])[0], times(parts[-1])[1]
 
 
-def _check_slots(stays: Sequence[_Stay], capacity: int) -> None:
-    """Check that a slot holds one form and is overwritten only after its last read."""
+def _check_slots(stays: Sequence[_Stay], capacity: int, one_form: bool) -> None:
+    """Check that a slot is overwritten only after its last read, and of what forms its records are.
+
+    It holds one form, unless each expert has one (``one_form``).
+    """
     by_slot: dict[int, list[_Stay]] = defaultdict(list)
     for stay in stays:
         by_slot[stay.slot].append(stay)
     must(set(by_slot) <= set(range(capacity)), "a slot that there is not")
     for slot, following in by_slot.items():
-        must(len({stay.form for stay in following}) == 1, f"slot {slot} held several forms")
+        same = len({stay.form for stay in following}) == 1
+        must(same or one_form, f"slot {slot} held several forms")
         for before, after in pairwise(following):
             if after.start_ns < before.last_read_ns:
                 raise BrokenError(

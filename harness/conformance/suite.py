@@ -203,6 +203,7 @@ def check_invariants(ran: Run) -> None:
         writes_back=system.evict.writes_back,
         reads_unfinished=system.reads_unfinished,
         queued=engine.transfers.queued_uploads(),
+        one_form=bool(system.place.own_forms),
     )
     check_order(spans, engine.homes, ran.deferred)
     check_counts(spans, engine.tally.by_phase, ran.generations)
@@ -213,7 +214,7 @@ def check_invariants(ran: Run) -> None:
     memory = stage.machine.host_memory
     if memory is not None:
         claims = (event for event in ran.events if isinstance(event, Claim) and event.placed)
-        placed = [(0, *cache.expert_of(claim.key)) for claim in claims]
+        placed = [(cache.form_of(claim.key), *cache.expert_of(claim.key)) for claim in claims]
         check_host_memory(spans, placed, memory.capacity)
     ratio = bound(engine, ran.generations)["ratio"]
     must(ratio is None or ratio >= 1, f"it is faster than its lower bound: {ratio} of it")

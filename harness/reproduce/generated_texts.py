@@ -50,8 +50,8 @@ def routed(evidence: Evidence, model: str, dataset: str) -> list[RoutedSequence]
             written(
                 workload("text" if dataset == C4 else dataset), sample,
                 LosslessModel(
-                    shared.decoder, shared.differentiable, opened.hashes["weights"],
-                    opened.texts.tokenizer, None,
+                    shared.decoder, shared.differentiable, shared.rounding,
+                    opened.hashes["weights"], opened.texts.tokenizer, None,
                 ),
                 folder(evidence.scratch), lambda done, total: None, frozenset({"predictions"}),
                 LOOKAHEADS,

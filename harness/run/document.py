@@ -384,8 +384,8 @@ def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float 
 def least_costs(engine: Engine, batch: int) -> LeastCosts:
     """Return the machine's time for each operation that no system can avoid."""
     machine, shape = engine.machine, engine.model.shape
-    forms = range(engine.cache.forms)
-    one = Op(OpKind.EXPERT, 0, (1,), (0,))
+    forms = engine.cache.used_forms
+    one = Op(OpKind.EXPERT, 0, (1,), (0,), form=forms[0])
     each = [Op(OpKind.EXPERT, 0, (1,), (0,), form=form) for form in forms]
     per_layer = [OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE]
     if shape.shared_width:

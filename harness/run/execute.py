@@ -17,6 +17,7 @@ from moebench.harness.run.learn import calibrate
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.replay import ReplaySession
 from moebench.harness.run.session import Outcome, Session
+from moebench.harness.stage.kinds import check_machine
 from moebench.harness.stage.stage import Stage
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
@@ -64,11 +65,7 @@ def started(
     with ExitStack() as stack:
         used = stack.enter_context(collect_reads())
         with torch.inference_mode():
-            report_phase("load")
-            # What cannot run is refused here, before a system learns for minutes.
-            stage = session.open(scratch, keep_timeline, stack)
-            learnable = partial(session.learnable, scratch, progress)
-            learnt = calibrate(session.system, session.full, learnable, scratch, progress)
+            stage, learnt = calibrated(session, scratch, progress, keep_timeline, stack)
             report_phase("load")
             load_ns = stage.start()
         if stage.profile is None:
@@ -80,6 +77,28 @@ def started(
         stack.callback(gc.unfreeze)
         origin = {"learnt": learnt, "kept": below(scratch, used)}
         yield Ready(session, stage, origin, load_ns, began, document.involuntary_switches())
+
+
+def calibrated(
+    session: Session, scratch: Path, progress: Progress, keep_timeline: bool, stack: ExitStack
+) -> tuple[Stage, dict[str, Any]]:
+    """Open a session's stage and calibrate its system.
+
+    What cannot run is refused before a system learns for minutes.  A system that learns the forms
+    of its records is calibrated before its stage divides the memory into slots.
+
+    Returns:
+        the stage, and what was learnt by decision.
+    """
+    report_phase("load")
+    system, learnable = session.system, partial(session.learnable, scratch, progress)
+    late = bool(system.place.own_forms)
+    if late:
+        session.check_memory()
+        check_machine(session.spec, system)
+    stage = None if late else session.open(scratch, keep_timeline, stack)
+    learnt = calibrate(system, session.full, learnable, scratch, progress)
+    return stage or session.open(scratch, keep_timeline, stack), learnt
 
 
 @dataclass(frozen=True, slots=True)

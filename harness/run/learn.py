@@ -23,6 +23,7 @@ a policy makes of it.  Both are part of a run's identity: `identity` hashes what
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,13 +34,14 @@ from moebench.results.spec import RunSpec
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
-from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.shape import Form, ModelShape
 from moebench.substrate.progress_events import report_phase
-from moebench.substrate.terms import LOOKAHEADS, WORDS, Learnt, Lookahead, RoutedSequence
+from moebench.substrate.terms import LOOKAHEADS, WORDS, Learnt, Lookahead, Losses, RoutedSequence
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.replay import routing, routings
 from moebench.systems.learn.artefacts import Artefact, content_hash, kept
+from moebench.systems.registry import name_of
 from moebench.workloads.catalogue import DEFAULT_WORKLOAD, workload
 from moebench.workloads.draw import PromptSet, load
 from moebench.workloads.prompts import build_prompt
@@ -47,6 +49,7 @@ from moebench.workloads.workload import Workload
 
 if TYPE_CHECKING:  # what a run learns from is named without torch, which takes a second to import
     from moebench.substrate.models.decoder import Decoder
+    from moebench.substrate.models.rounding import RoundingDecoder
     from moebench.substrate.models.sensitivity import DifferentiableDecoder
 
 #: At most how many tokens of a prompt are read, and how many are written after it.
@@ -59,10 +62,15 @@ Progress = Callable[[int, int], None]
 
 
 class Learnable(NamedTuple):
-    """Routing that a system may be fitted on, with its source."""
+    """Routing that a system may be fitted on, with its source.
+
+    ``losses`` makes the losses on these texts with experts in other forms; None if no model
+    computes.
+    """
 
     sequences: Sequence[RoutedSequence]
     origin: str
+    losses: Callable[[Sequence[Form]], Losses] | None = None
 
 
 def learners(system: System) -> dict[str, Policy]:
@@ -162,8 +170,22 @@ def calibrate(
         else:
             found = shown = shown or learnable()
         policy.calibrate(found.sequences, shape, folder(scratch), progress)
+        if "loss" in policy.learns_from:
+            if found.losses is None:
+                raise UsageError(no_losses(found.origin, decision, policy))
+            losses = found.losses(system.forms)
+            policy.measure(losses, shape, folder(scratch), progress)
         learnt[decision] = {"from": found.origin, **policy.learnt}
     return learnt
+
+
+def no_losses(source: str, decision: str, policy: Policy) -> str:
+    """Return the refusal of a policy that measures losses, where no model computes."""
+    instead = policy.without_losses and f", or give --set {decision}.{policy.without_losses}"
+    return (
+        f"{source}: holds no losses of rounded weights, {decision}={name_of(decision, policy)} "
+        f"measures them; run it live, or swap it with --set{instead}"
+    )
 
 
 def recorded(policy: Policy, shape: ModelShape, decision: str) -> Learnable:
@@ -224,13 +246,15 @@ class LosslessModel:
     """A model with every expert in memory, which generates the texts for calibration.
 
     Attributes:
-        decoder, differentiable: make a decoder, and one whose loss can be differentiated.
+        decoder, differentiable, rounding: make a decoder, one whose loss can be differentiated, and
+            one with experts in several forms.
         weights_hash: identity of its weights.
         end: the token that ends a text; without one every text has the same number of tokens.
     """
 
     decoder: "Callable[[], Decoder]"
     differentiable: "Callable[[], DifferentiableDecoder]"
+    rounding: "Callable[[Sequence[Form]], RoundingDecoder]"
     weights_hash: str
     tokenizer: Tokenizer
     end: int | None
@@ -269,6 +293,8 @@ def written(
                 if sensitive is not None:
                     measured_L = sensitive.sensitivity(text, seed=len(found))
                     routed = replace(routed, sensitivity_L=measured_L)
+                if "loss" in also:
+                    routed = replace(routed, tokens_T=np.array(text, dtype=np.int32))
                 found.append(routed)
             progress(len(found), count)
         return _packed(found, also)
@@ -284,11 +310,18 @@ def written(
             arrays[f"ids.{i}"], arrays[f"prefill.{i}"].item(), scores_TLE=arrays.get(f"scores.{i}"),
             hidden_TLH=arrays.get(f"hidden.{i}"), embedding_H=arrays.get(f"embedding.{i}"),
             predicted_TLE={kind.value: arrays[f"{kind}.{i}"] for kind in kinds},
-            sensitivity_L=arrays.get(f"sensitivity.{i}"),
+            sensitivity_L=arrays.get(f"sensitivity.{i}"), tokens_T=arrays.get(f"loss.{i}"),
         )
         for i in range(count)
     ]  # fmt: skip
-    return Learnable(found, f"{chosen.name}: {count} texts, train split")
+
+    def losses(forms: Sequence[Form]) -> Losses:
+        from moebench.substrate.models.rounding import RoundedLosses
+
+        identity = content_hash([name, *forms])
+        return RoundedLosses(partial(model.rounding, forms), found, identity)
+
+    return Learnable(found, f"{chosen.name}: {count} texts, train split", losses)
 
 
 def _packed(sequences: Sequence[RoutedSequence], also: frozenset[Learnt]) -> Artefact:
@@ -297,7 +330,7 @@ def _packed(sequences: Sequence[RoutedSequence], also: frozenset[Learnt]) -> Art
         arrays[f"ids.{i}"], arrays[f"prefill.{i}"] = s.ids_TLK.astype(np.int16), np.array(s.prefill)
         more = {
             "scores": s.scores_TLE, "hidden": s.hidden_TLH, "embedding": s.embedding_H,
-            "sensitivity": s.sensitivity_L,
+            "sensitivity": s.sensitivity_L, "loss": s.tokens_T,
         }  # fmt: skip
         arrays |= {f"{what}.{i}": x for what, x in more.items() if what in also and x is not None}
         arrays |= {f"{kind}.{i}": predicted_TLE for kind, predicted_TLE in s.predicted_TLE.items()}

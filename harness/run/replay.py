@@ -221,6 +221,8 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
     _check_weight_norms(spec, source, system)
     live = _without(spec)
     for decision, policy in system.policies.items():
+        if source.session is None and "loss" in learn.learnt_from([policy]):
+            raise UsageError(learn.no_losses(name, decision, policy))
         reads = {"hidden": policy.reads_hidden, "embedding": policy.reads_embedding}
         learns = learn.learnt_from([policy])
         for what in WORDS:

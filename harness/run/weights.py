@@ -90,7 +90,7 @@ class OpenWeights:
             learn.source(spec),
             learn.texts(spec, system, data_dir),
             learn.LosslessModel(
-                self.sharing().decoder, self.sharing().differentiable,
+                self.sharing().decoder, self.sharing().differentiable, self.sharing().rounding,
                 self.hashes["weights"] + (self.expert_dtype or ""), self.tokenizer,
                 self.end if spec.scoring == "generation" else None,
             ),

@@ -42,6 +42,14 @@ def memory_of(spec: RunSpec, system: System, full: ModelShape, longest: int) -> 
     return count_memory(spec, system, full, longest, kind_of(spec).offer(spec))
 
 
+def check_machine(spec: RunSpec, system: System) -> None:
+    """Refuse a system whose runtime options or forms of records its machine does not support.
+
+    Raises UsageError: names the first such option.
+    """
+    refuse(spec.title, system.runtime, kind_of(spec).supports(spec))
+
+
 def open_stage(request: "StageRequest", stack: ExitStack) -> "Stage":
     """Build the machine, memory and engine of a run.
 
@@ -53,7 +61,6 @@ def open_stage(request: "StageRequest", stack: ExitStack) -> "Stage":
         BudgetError: the model does not fit.
     """
     spec, system = request.spec, request.system
-    kind = kind_of(spec)
     memory = memory_of(spec, system, request.full, request.longest)
-    refuse(spec.title, system.runtime, kind.supports(spec))
-    return kind.build(request, memory, stack)
+    check_machine(spec, system)
+    return kind_of(spec).build(request, memory, stack)

@@ -119,6 +119,7 @@ def count_memory(
             most_slots=partial(system.most_slots, full),
             host_experts=system.host_experts,
             forms=system.forms,
+            chosen_forms=system.place.chosen_forms(full),
             kept=partial(_kept, system, full),
         )
     )

@@ -16,7 +16,7 @@ from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
-from moebench.substrate.memory.capacity import Capacity, Room, slots_by_form
+from moebench.substrate.memory.capacity import Capacity, Room, slots_by_form, used_forms
 from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.models.catalogue import quantised
 from moebench.substrate.models.shape import Form
@@ -72,20 +72,29 @@ class SimulatedKind:
             parallel_reads=runtime.parallel_reads,
             forms=runtime.forms,
         )
+        chosen, largest = system.place.chosen_forms(shape), 0
+        if chosen is not None:
+            largest = max(used_forms(shape, chosen), key=costs.form_bytes.__getitem__)
+        record_bytes = costs.form_bytes[largest]
         timeline = Timeline(request.keep_timeline)
         records = None
         if capacity.from_disk:
-            records = HostRecords(capacity.host, costs.record_bytes, runtime.host_experts)
+            records = HostRecords(capacity.host, record_bytes, runtime.host_experts)
         machine = SimulatedMachine(
             costs, timeline, records, parallel_reads=runtime.parallel_reads,
             overlap=runtime.overlap, blocking_copies=copies_block(runtime, profile),
         )  # fmt: skip
-        fit, *more = slots_by_form(runtime.forms, costs.form_bytes, capacity.slots)
+        if chosen is None:
+            fit, *more = slots_by_form(runtime.forms, costs.form_bytes, capacity.slots)
+            others = list(zip(more, costs.form_bytes[1:], strict=True))
+        else:  # the same bytes hold more records of the largest form in use
+            fit, others = capacity.slots * costs.record_bytes // record_bytes, []
+            most = system.most_slots(request.full)
+            fit = fit if most is None else min(fit, most)
         slots = system.place.slots(shape, fit) or fit
         cache = ExpertCache(
-            shape, slots, system.scope, capacity.device, costs.record_bytes,
-            list(zip(more, costs.form_bytes[1:], strict=True)),
-        )  # fmt: skip
+            shape, slots, system.scope, capacity.device, record_bytes, others, chosen
+        )
         engine = Engine(
             system,
             model,
@@ -114,7 +123,7 @@ class SimulatedKind:
             slots=cache.slots,
             total=total,
             memory=memory.document(cache.slot_bytes, costs.record_bytes),
-            load_ns=lambda placed: loading_ns(placed, costs, capacity, system),
+            load_ns=lambda placed: loading_ns(placed, costs, capacity, system, largest),
         )
 
 
@@ -181,6 +190,10 @@ def _forms(forms: Sequence[Form], cache: ExpertCache, costs: CostModel) -> list[
     """Sentences on the slots of each form of records, where there are several."""
     if len(forms) == 1:
         return []
+    if cache.forms == 1:
+        size = cache.slot_bytes // cache.slots
+        return [f"each expert has one record, in a form of its own: {cache.slots} slots of "
+                f"{size / 1e6:.4g} MB, as large as the largest record"]  # fmt: skip
     each = zip(forms, cache.form_pools, costs.form_bytes, strict=True)
     slots = [f"{sum(n)} of {form.name} ({size / 1e6:.4g} MB)" for form, n, size in each]
     notes = [f"slots by form of record: {', '.join(slots)}"]
@@ -192,15 +205,20 @@ def _forms(forms: Sequence[Form], cache: ExpertCache, costs: CostModel) -> list[
     return notes
 
 
-def loading_ns(placed: int, costs: CostModel, capacity: Capacity, system: System) -> int:
+def loading_ns(
+    placed: int, costs: CostModel, capacity: Capacity, system: System, form: int = 0
+) -> int:
     """Return the time to load non-expert weights and ``placed`` experts to the device, in ns.
 
     Experts on the disk are read from it; non-expert weights are one file, read sequentially.
+
+    Args:
+        form: the form of each expert's record.
     """
     common_ns = capacity.common_bytes / costs.h2d_bytes_per_ns
-    expert_ns = costs.ns(Op(OpKind.LOAD, 0), Lane.H2D)
+    expert_ns = costs.ns(Op(OpKind.LOAD, 0, form=form), Lane.H2D)
     if capacity.from_disk:
-        read = Op(OpKind.READ, 0, queued=system.parallel_reads)
+        read = Op(OpKind.READ, 0, form=form, queued=system.parallel_reads)
         common_ns = max(
             common_ns, costs.shape.common_bytes(costs.precision) / costs.read_bytes_per_ns
         )

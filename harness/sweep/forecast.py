@@ -252,7 +252,7 @@ def learns(session: "Learning | ComputingSession", scratch: Path) -> Learns | No
 class _Unloaded:
     """Stands for weights that are not read: their decoders are not called."""
 
-    decoder = differentiable = None
+    decoder = differentiable = rounding = None
 
 
 def _impossible(make: Callable[[], object]) -> None:

@@ -21,7 +21,6 @@ import numpy as np
 from moebench.substrate.engine.counts import Tally
 from moebench.substrate.engine.decisions import (
     EXPERT_OF,
-    IN_FORM_0,
     Active,
     Fetch,
     ForwardPass,
@@ -268,8 +267,9 @@ class Engine:
             plan = self.system.assign.assign(then, active)
         check(plan, active, then)
         self.model.route_ahead(layer, routed.ids_TK)
+        forms = self.cache.chosen_forms(layer) or plan.forms
         on_host = {
-            e: self._ops.host_expert(layer, e, rows[e], early=True, form=plan.forms.get(e, 0))
+            e: self._ops.host_expert(layer, e, rows[e], early=True, form=forms.get(e, 0))
             for e in plan.host
         }
         self._ahead = Ahead(expected_TK, routed, plan, on_host)
@@ -293,7 +293,8 @@ class Engine:
                 plan = plan._replace(load=[self._admitted(view, fetch) for fetch in plan.load])
             keys = self.cache.keys(layer, rows)
             # An expert that the host computes may be evicted from the device at any time.
-            there, coming, forms = active.resident, active.in_flight, IN_FORM_0
+            there, coming = active.resident, active.in_flight
+            forms = self.cache.chosen_forms(layer)
             if self._several:
                 forms, there, coming = self._choose_forms(view, plan, rows, there)
             else:
@@ -438,7 +439,7 @@ class Engine:
                 if arrival is None:
                     break
                 e, form = cast(int, waiting[0].expert), waiting.popleft().form
-                if e in now.plan.device and form == now.forms.get(e, 0):
+                if e in now.plan.device and not (self._several and form != now.forms.get(e, 0)):
                     arrivals[e] = arrival
                     due.append(e)
             if due:

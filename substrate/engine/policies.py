@@ -32,8 +32,8 @@ from moebench.substrate.machines.protocol import Lane, Op
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.protocol import Model
-from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Learnt, Lookahead, Phase, RoutedSequence
+from moebench.substrate.models.shape import Form, ModelShape
+from moebench.substrate.terms import Ids, Learnt, Lookahead, Losses, Phase, RoutedSequence
 
 
 class Policy(ABC):
@@ -53,8 +53,11 @@ class Policy(ABC):
     calibrates: ClassVar[bool] = False
     #: Fields of a sequence that `calibrate` reads in addition to ``ids_TLK`` and ``prefill``:
     #: ``scores_TLE``, ``hidden_TLH``, ``embedding_H``, ``predicted_TLE`` or ``sensitivity_L``; no
-    #: trace has the last one.  Fields that no policy reads are not recorded.
+    #: trace has the last one.  Fields that no policy reads are not recorded.  With ``loss``,
+    #: `measure` is called, which needs a computing model too.
     learns_from: ClassVar[frozenset[Learnt]] = frozenset()
+    #: An option and its value with which it measures no losses; "" if there is none.
+    without_losses: ClassVar[str] = ""
     #: Default number of texts to learn from: the paper's number, or 16 if the paper names none.
     calibration_texts: ClassVar[int] = 16
     #: Trace to learn from: a folder, or the name of a trace that ships; "" leaves the choice.
@@ -96,6 +99,17 @@ class Policy(ABC):
                 ``shape``, the model that is charged: a scale model may have computed.
             artefacts: a folder for trained parameters, named by the hash of all their inputs.
             progress: called with the steps done and to do.
+        """
+
+    def measure(
+        self, losses: Losses, shape: ModelShape, artefacts: Path,
+        progress: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
+        """Called after `calibrate` if it learns from ``loss``: measure what rounded experts lose.
+
+        Args:
+            losses: of the calibration texts, with each expert in one of the system's forms.
+            artefacts, progress: as in `calibrate`.
         """
 
     def full_size(self, shape: ModelShape) -> None:
@@ -180,6 +194,17 @@ class Placement(Policy):
     @abstractmethod
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return at most ``slots`` pairs (layer, expert) to hold when the run starts."""
+
+    #: The forms of records among which it chooses one for each expert, in place of the system's;
+    #: none leaves the form to each fetch.  It is calibrated before memory is divided.
+    own_forms: Sequence[Form] = ()
+
+    def chosen_forms(self, shape: ModelShape) -> Ids | None:
+        """Return the form of each expert's only record, ``[layers, E]``, if it has ``own_forms``.
+
+        All forms then share slots, each as large as the largest record.
+        """
+        return None
 
     def keep_on_host(self, shape: ModelShape, records: int) -> Iterable[tuple[int, int]]:
         """Return at most ``records`` pairs (layer, expert) to keep in host memory all the run.

@@ -74,14 +74,19 @@ class Supports:
     only: Mapping[str, tuple[object, str]] = field(default_factory=dict)
 
 
-def check_forms(forms: Sequence[Form]) -> None:
+def check_forms(forms: Sequence[Form], one_each: bool = False) -> None:
     """Check the forms of records that a system declares.
+
+    Args:
+        one_each: each expert has one record, so that no form has slots of its own.
 
     Raises UsageError: names the first that it cannot have.
     """
     first, *more = forms or (None,)
     if first is None or not first.full:
         raise UsageError(f"form 0 is {first}; allowed: the whole record, Form()")
+    if one_each:
+        return
     for form in more:
         if not (0 < form.share <= 1 and 0 < form.pool < 1):
             raise UsageError(f"{form}; allowed: share more than 0 to 1, pool between 0 and 1")

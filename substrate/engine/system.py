@@ -82,14 +82,23 @@ class System:
             raise UsageError(f"alpha is {self.alpha}; allowed: 0 to 1 (SMoE uses 0 to 0.6)")
         if self.host_experts is not None and self.host_experts < 2:
             raise UsageError(f"host_experts is {self.host_experts}; allowed: 2 or more")
-        check_forms(self.forms)
         if self.place.needs_host and not self.assign.uses_host:
             raise UsageError(
                 f"place is {type(self.place).__name__}, which leaves experts to the host, but "
                 f"assign is {type(self.assign).__name__}, which computes none there; allowed: a "
                 "system that computes misses on the host, or --set assign=host"
             )
-        if len(self.forms) > 1 and not self.evict.takes_forms:
+        one_each = bool(self.place.own_forms)
+        if one_each:
+            if len(self.forms) > 1:
+                raise UsageError(
+                    f"place is {type(self.place).__name__}, which chooses one form for each "
+                    f"expert, but {type(self).__name__} has {len(self.forms)} of each; allowed: "
+                    "another placement"
+                )
+            self.forms = tuple(self.place.own_forms)  # type: ignore[misc]
+        check_forms(self.forms, one_each)
+        if len(self.forms) > 1 and not (one_each or self.evict.takes_forms):
             raise UsageError(
                 f"evict is {type(self.evict).__name__}, which knows one form of records, but "
                 f"{type(self).__name__} has {len(self.forms)}; allowed: a policy with "

@@ -12,13 +12,14 @@
     │ let go      it only passed through: the slot is free once its last reader has ended        │
     └────────────────────────────────────────────────────────────────────────────────────────────┘
 
-A record's *key* is ``(form · layers + layer) · E + expert``.  It indexes all that is kept of
-records, one by one or as a vector.  Each form has slots of its own.  Times are integer nanoseconds
-of the machine's clock.
+A record's *key* is ``(form · layers + layer) · E + expert``; where each expert has one record, in a
+form of its own, it is ``layer · E + expert``.  It indexes all that is kept of records, one by one
+or as a vector.  Each form has slots of its own, unless each expert has one record: then all share
+slots.  Times are integer nanoseconds of the machine's clock.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -32,6 +33,8 @@ from moebench.substrate.models.shape import ModelShape
 
 Mask = np.ndarray
 Scope = Literal["global", "layer"]
+
+_NONE: Mapping[int, int] = {}
 
 #: Later than any time: the end of something that has not ended.
 NEVER = int(np.iinfo(np.int64).max)
@@ -97,9 +100,12 @@ class ExpertCache:
         tier: charged a slot's bytes when the slot is used for the first time.
         record_bytes: bytes of a slot.
         more: of each form of records after form 0, its number of slots and the bytes of a slot.
+        chosen: the form of each expert's only record ``[layers, E]``, where all forms share slots;
+            a key then is ``layer · E + expert``.
 
     Attributes:
-        forms: the number of forms.
+        forms: the number of forms that have slots of their own.
+        used_forms: the forms of the records.
         pools: the slots of each pool of form 0: one pool for all layers, or one for each MoE layer.
         slots: the slots of form 0.
         capacity: the slots of all forms.
@@ -112,7 +118,7 @@ class ExpertCache:
 
     def __init__(
         self, shape: ModelShape, slots: int | Sequence[int], scope: Scope, tier: Tier,
-        record_bytes: int, more: Sequence[tuple[int, int]] = (),
+        record_bytes: int, more: Sequence[tuple[int, int]] = (), chosen: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         experts = shape.num_experts
         if isinstance(slots, int):
@@ -138,6 +144,14 @@ class ExpertCache:
         self._tier, self._experts, self._layers = tier, experts, shape.num_layers
         #: The number of keys of one form.
         self._keys = shape.num_layers * experts
+        #: The distance of the keys of two forms, and by key the form where each expert has one.
+        self._form_keys, self._chosen = self._keys, list[int]()
+        self.used_forms: Sequence[int] = range(self.forms)
+        self._chosen_in: list[dict[int, int]] = []
+        if chosen is not None:
+            self._form_keys, self._chosen = 0, chosen.ravel().tolist()
+            self.used_forms = np.unique(chosen[[*shape.moe_layers]]).tolist()
+            self._chosen_in = [{e: f for e, f in enumerate(row) if f} for row in chosen.tolist()]
         #: The keys of each layer, form by form.
         rows = self.forms * shape.num_layers
         self._rows = [slice(n * experts, (n + 1) * experts) for n in range(rows)]
@@ -182,7 +196,11 @@ class ExpertCache:
 
     def key(self, layer: int, expert: int, form: int = 0) -> int:
         """Return the key of a record, its index in every array of the cache."""
-        return form * self._keys + layer * self._experts + expert
+        return form * self._form_keys + layer * self._experts + expert
+
+    def chosen_forms(self, layer: int) -> Mapping[int, int]:
+        """Return the forms other than 0 of a layer's only records, by expert; else none."""
+        return self._chosen_in[layer] if self._chosen else _NONE
 
     def expert_of(self, key: int) -> tuple[int, int]:
         """Return the layer and the expert of a key."""
@@ -191,13 +209,13 @@ class ExpertCache:
 
     def form_of(self, key: int) -> int:
         """Return the form of a key's record."""
-        return key // self._keys
+        return self._chosen[key] if self._chosen else key // self._keys
 
     def keys(self, layer: int, experts: Iterable[int], form: int = 0) -> list[int]:
         """Return the keys of several experts of a layer in one form."""
         first = layer * self._experts
         if form:
-            first += form * self._keys
+            first += form * self._form_keys
         return [first + expert for expert in experts]
 
     def residency(self, layer: int, now_ns: int) -> Whereabouts:
@@ -424,7 +442,7 @@ class ExpertCache:
             op = span.op
             first = op.layer * self._experts
             if op.form:
-                first += op.form * self._keys
+                first += op.form * self._form_keys
             for expert in op.experts:
                 key = first + expert
                 readers[key] = span

@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
+
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.memory.host import READ_BUFFERS
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import ExpertDtype, Form, ModelShape, Precision, stored_bytes
+from moebench.substrate.terms import Ids
 
 #: Where a layer's non-expert weights are: on the device, in host memory where the host computes
 #: with them, or in host memory and streamed to the device for every pass.  The head, which may
@@ -135,6 +138,8 @@ class Request:
             ``homes``; None is all that fit.
         host_experts: how many experts host memory keeps at most; None is all that fit.
         forms: the forms of the system's records; host memory has a record of each precision.
+        chosen_forms: the form of each expert's only record ``[layers, E]``; host memory has that
+            one, in the room of the largest.
         kept: returns how many experts of so many slots stay on the device and need no host memory,
             called after ``homes``.
     """
@@ -157,6 +162,7 @@ class Request:
     most_slots: Callable[[], int | None] = lambda: None
     host_experts: int | None = None
     forms: Sequence[Form] = (Form(),)
+    chosen_forms: Ids | None = None
     kept: Callable[[int], int] = lambda slots: 0
 
     @property
@@ -185,6 +191,10 @@ class Request:
     @property
     def host_record_bytes(self) -> int:
         """Bytes of one expert in all precisions that this system moves."""
+        if self.chosen_forms is not None:
+            stored_as = self.expert_dtype or self.expert_precision or self.precision
+            sizes = [form.record_bytes(self.shape, stored_as) for form in self.forms]
+            return max(sizes[form] for form in used_forms(self.shape, self.chosen_forms))
         others = {form.dtype for form in self.forms} - {None}
         return self.record_bytes + sum(self.shape.expert_bytes(dtype) for dtype in others if dtype)
 
@@ -254,6 +264,12 @@ class Request:
                 f"{layers} layers, then device or stream for the head"
             )
         return chosen
+
+
+def used_forms(shape: ModelShape, chosen: Ids) -> list[int]:
+    """Return the forms of all experts' only records, ``chosen`` as ``[layers, E]``, ascending."""
+    found: list[int] = np.unique(chosen[[*shape.moe_layers]]).tolist()
+    return found
 
 
 def slots_by_form(forms: Sequence[Form], sizes: Sequence[int], slots: int) -> list[int]:

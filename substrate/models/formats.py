@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from moebench.substrate.models.quantised import PACKINGS, PackedMatrix, order
-from moebench.substrate.models.shape import ExpertDtype, ModelShape, check_quantises
+from moebench.substrate.models.shape import ModelShape, RecordDtype, check_quantises
 
 #: Data types of weights that are not quantised, by moebench's names.
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 #: Storage type of experts.
-StoredAs = torch.dtype | ExpertDtype
+StoredAs = torch.dtype | RecordDtype
 
 
 def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, ...]:
@@ -75,7 +75,7 @@ class Quantised:
 
     dtype, state_dtype = torch.uint8, torch.float32
 
-    def __init__(self, shape: ModelShape, stored_as: ExpertDtype) -> None:
+    def __init__(self, shape: ModelShape, stored_as: RecordDtype) -> None:
         check_quantises(shape, stored_as)
         self._shape = shape
         self._packings = [PACKINGS[stored_as](*dims) for dims in shape.expert_dims]

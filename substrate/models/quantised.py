@@ -1,32 +1,40 @@
-"""Matrices quantised to 4 or 8 bits: rounding, packing and products.
+"""Matrices quantised to 2, 4 or 8 bits: rounding, packing and products.
 
-==========  ==========================================================================
-``int4``    a group of inputs in a row shares a scale and a zero point: the code n from 0 to 15
-            has the value (n - 8) · scale + zero.  A byte holds two codes.
-``int8``    a row shares a scale: the code n from -127 to 127 has the value n · scale.
-==========  ==========================================================================
+============  ==========================================================================
+``int4``      a group of inputs in a row shares a scale and a zero point: the code n from 0 to 15
+              has the value (n - 8) · scale + zero.  A byte holds two codes.
+``int8``      a row shares a scale: the code n from -127 to 127 has the value n · scale.
+``row-int4``  as int8, with codes from -7 to 7 and a scale in fp16.  A byte holds two codes.
+``row-int2``  as row-int4, with codes from -1 to 1.  A byte holds four codes.
+============  ==========================================================================
 
-Scales and zero points are rounded to bf16 before the codes are computed, so a code's value is at
-most half a scale from the weight.  If torch has a product of packed codes for a matrix's sizes, it
+Scales and zero points are rounded, those of int4 and int8 to bf16, before the codes are computed.
+So a code's value is at most half a scale from the weight; in rows of 4 or 2 bits, whose fp16 scale
+may be rounded down, little more.  If torch has a product of packed codes for a matrix's sizes, it
 is used: inputs and outputs are bf16, sums fp32.  Other matrices are unpacked to fp32 for each
 product.
 
 Shape letters: N rows (outputs), K inputs, G groups.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebench.substrate.models.shape import GROUPS, ExpertDtype, group_of, packed_bytes
+from moebench.substrate.models.shape import GROUPS, ROW_BITS, RecordDtype, group_of, packed_bytes
 
 #: torch's products of packed codes need multiples of these numbers of rows and inputs.
 ROWS, INPUTS = 16, 32
 
 #: Lower bound of scales, so that a group of zeros has no division by zero.
 LEAST_SCALE = 1e-30
+
+#: Lower bound of a scale in fp16: its least number above zero.
+LEAST_FP16 = 2.0**-24
 
 #: Lower bound of a scale as a share of the zero point: the rounding of the zero point to bf16 is
 #: then at most half a scale.
@@ -155,7 +163,62 @@ class Int8:
         return F.linear(x, (values.float() * scales.float()[:, None]).to(x.dtype))
 
 
-PACKINGS: dict[ExpertDtype, type[Int4] | type[Int8]] = {"int4": Int4, "int8": Int8}
+class ByRow:
+    """Storage format of a matrix in few bits, with an fp16 scale for each row.
+
+    Args:
+        stored_as: one of `ROW_BITS`.
+    """
+
+    together = False
+
+    def __init__(self, rows: int, inputs: int, stored_as: RecordDtype) -> None:
+        self._rows, self._inputs, self._bits = rows, inputs, ROW_BITS[stored_as]
+        self.size_bytes = packed_bytes(rows, inputs, stored_as)
+        #: The largest code; the least is its negative.
+        self._most = 2 ** (self._bits - 1) - 1
+
+    def _quantised(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return codes ``[N, K]``, whole numbers in fp32, and scales ``[N, 1]`` in fp32."""
+        wide = matrix.float()
+        scales = (wide.abs().amax(-1, keepdim=True) / self._most).clamp_(min=LEAST_FP16)
+        scales = scales.half().float()
+        return (wide / scales).round_().clamp_(-self._most, self._most), scales
+
+    def rounded(self, matrix: Tensor) -> Tensor:
+        """Quantise a matrix, and return the dequantised values, fp32 ``[N, K]``."""
+        numbers, scales = self._quantised(matrix)
+        return numbers * scales
+
+    def pack(self, matrix: Tensor) -> Tensor:
+        """Return the bytes of the codes, each plus the largest, then of the rows' scales in fp16.
+
+        The first code of a byte has its lowest bits.
+        """
+        numbers, scales = self._quantised(matrix)
+        codes = (numbers + self._most).to(torch.uint8).view(self._rows, -1, 8 // self._bits)
+        values = (codes << self._shifts).sum(-1, dtype=torch.uint8)
+        return torch.cat((values.flatten(), scales.flatten().half().view(torch.uint8)))
+
+    def linear(self, x: Tensor, packed: Tensor) -> Tensor:
+        """Multiply rows ``[T, K]`` by the packed matrix: ``[T, N]`` in the rows' dtype."""
+        ends = self._rows * self._inputs * self._bits // 8
+        values = packed[:ends].view(self._rows, -1, 1) >> self._shifts & (1 << self._bits) - 1
+        numbers = values.view(self._rows, self._inputs).float() - self._most
+        scales = packed[ends:].view(torch.float16).float()
+        return F.linear(x, (numbers * scales[:, None]).to(x.dtype))
+
+    @property
+    def _shifts(self) -> Tensor:
+        return torch.arange(0, 8, self._bits, dtype=torch.uint8)
+
+
+PACKINGS: dict[RecordDtype, Callable[[int, int], Packing]] = {
+    "int4": Int4,
+    "int8": Int8,
+    "row-int4": partial(ByRow, stored_as="row-int4"),
+    "row-int2": partial(ByRow, stored_as="row-int2"),
+}
 
 
 def order() -> str:

@@ -8,12 +8,13 @@ import math
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
-from typing import Annotated, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from moebench.substrate.choices import ExpertDtype as ExpertDtype
 from moebench.substrate.choices import Precision as Precision
+from moebench.substrate.choices import RecordDtype as RecordDtype
 from moebench.substrate.errors import UsageError
 from moebench.substrate.extensible import Extensible
 from moebench.substrate.models.mixers import (
@@ -36,7 +37,10 @@ BITS_PER_WEIGHT: dict[str, float] = {
 #: a zero point.  A row has groups of the first size that divides its length.
 GROUPS = (128, 64, 32)
 
-#: Bytes of a scale or a zero point (bf16).
+#: Bits of a weight in the types whose rows share one scale and have no zero point.
+ROW_BITS: dict[RecordDtype, int] = {"int8": 8, "row-int4": 4, "row-int2": 2}
+
+#: Bytes of a scale or a zero point (bf16; fp16 where rows of 4 or 2 bits share a scale).
 SCALE_BYTES = 2
 
 #: Tensors of a linear-attention mixer and of an indexer, as most implementations have them.
@@ -505,11 +509,11 @@ class ModelShape(Extensible):
 
     # ------------------------------------------------------------------------- bytes
 
-    def expert_bytes(self, precision: Precision | ExpertDtype | float) -> int:
+    def expert_bytes(self, precision: Precision | RecordDtype | float) -> int:
         """Return the bytes of one routed expert at a storage precision, or at bits per weight."""
         if isinstance(precision, float) or precision in BITS_PER_WEIGHT:
             return stored_bytes(self.expert_params, cast(Precision, precision))
-        stored_as = cast(ExpertDtype, precision)
+        stored_as = cast(RecordDtype, precision)
         return sum(packed_bytes(*dims, stored_as) for dims in self.expert_dims)
 
     @property
@@ -620,7 +624,7 @@ class Form(NamedTuple):
     """
 
     name: str = "full"
-    dtype: ExpertDtype | None = None
+    dtype: RecordDtype | None = None
     share: float = 1.0
     pool: float = 0.0
 
@@ -629,7 +633,7 @@ class Form(NamedTuple):
         """Whether it is the whole record in the run's own precision."""
         return self.dtype is None and self.share == 1.0
 
-    def record_bytes(self, shape: ModelShape, stored_as: Precision | ExpertDtype | float) -> int:
+    def record_bytes(self, shape: ModelShape, stored_as: Precision | RecordDtype | float) -> int:
         """Return the bytes of one record, where the run stores experts as ``stored_as``."""
         return round(shape.expert_bytes(self.dtype or stored_as) * self.share)
 
@@ -654,25 +658,25 @@ def group_of(inputs: int) -> int:
     return group
 
 
-def packed_bytes(rows: int, inputs: int, stored_as: ExpertDtype) -> int:
+def packed_bytes(rows: int, inputs: int, stored_as: RecordDtype) -> int:
     """Return the bytes of a quantised matrix with its scales and, in int4, its zero points."""
-    if stored_as == "int8":
-        return rows * inputs + rows * SCALE_BYTES
+    if stored_as in ROW_BITS:
+        return rows * -(-inputs * ROW_BITS[stored_as] // 8) + rows * SCALE_BYTES
     return rows * inputs // 2 + rows * (inputs // group_of(inputs)) * 2 * SCALE_BYTES
 
 
-def check_quantises(shape: ModelShape, stored_as: ExpertDtype) -> None:
+def check_quantises(shape: ModelShape, stored_as: RecordDtype) -> None:
     """Check that the experts of a model can be quantised.
 
-    Raises UsageError: the experts have biases, or an odd number of inputs.
+    Raises UsageError: the experts have biases, or rows that do not fill whole bytes.
     """
+    what = f"--expert-dtype {stored_as}" if stored_as in get_args(ExpertDtype) else stored_as
     if shape.expert_bias:
         raise UsageError(
-            f"--expert-dtype {stored_as}: experts of family {shape.family} have biases; allowed: "
-            "families without"
+            f"{what}: experts of family {shape.family} have biases; allowed: families without"
         )
+    codes = 8 // ROW_BITS[stored_as] if stored_as == "row-int2" else 2
     for inputs in (shape.hidden_size, shape.expert_width):
-        if inputs % 2:
-            raise UsageError(
-                f"--expert-dtype {stored_as}: experts have rows of {inputs} numbers; allowed: even"
-            )
+        if inputs % codes:
+            allowed = "even" if codes == 2 else f"multiples of {codes}"
+            raise UsageError(f"{what}: experts have rows of {inputs} numbers; allowed: {allowed}")

@@ -10,8 +10,9 @@ from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.imported import every_expert
 from moebench.substrate.models.protocol import Experts, Model
 from moebench.substrate.models.remembered import Prefills, RememberedPrefills
+from moebench.substrate.models.rounding import RoundingDecoder
 from moebench.substrate.models.sensitivity import DifferentiableDecoder
-from moebench.substrate.models.shape import ExpertDtype, Form
+from moebench.substrate.models.shape import ExpertDtype, Form, RecordDtype
 
 
 class SharedWork:
@@ -33,11 +34,11 @@ class SharedWork:
             self._common = checkpoint.common(torch.float32)
             self._exact = every_expert(checkpoint, torch.float32)
         self._reference = Decoder(checkpoint.shape, self._common, self._exact)
-        self._rounded: dict[ExpertDtype, Experts] = {}
+        self._rounded: dict[RecordDtype, Experts] = {}
         self._prefills: Prefills | None = {} if remember else None
         self._lossless: dict[tuple[int, ...], Tensor] = {}
 
-    def _experts(self, dtype: ExpertDtype | None) -> Experts:
+    def _experts(self, dtype: RecordDtype | None) -> Experts:
         """Return the experts that runs compute with; quantised ones are dequantised to fp32."""
         if dtype is None:
             return self._exact
@@ -54,6 +55,11 @@ class SharedWork:
         return Decoder(
             self.checkpoint.shape, self._common, each[0], reuse_predictions, more=each[1:]
         )
+
+    def rounding(self, forms: Sequence[Form]) -> RoundingDecoder:
+        """Return a decoder that measures losses of experts in these forms."""
+        each = [self._experts(form.dtype or self._expert_dtype) for form in forms]
+        return RoundingDecoder(self.checkpoint.shape, self._common, each[0], more=each[1:])
 
     def differentiable(self) -> DifferentiableDecoder:
         """Return a decoder with gradients and with all experts in memory."""

@@ -24,11 +24,14 @@ KINDS = {
 def fits(system: str, decision: str, name: str) -> bool:
     """Return whether a system takes a policy.
 
-    Records of several forms need a policy that knows them; a placement that leaves experts to the
-    host needs a system that computes some there.
+    Records of several forms need a policy that knows them; a placement that chooses one form for
+    each expert does not.  A placement that leaves experts to the host needs a system that computes
+    some there.
     """
     policy = policy_class(decision, name)
     if decision == "place" and policy.needs_host and not build(system).assign.uses_host:
         return False
     several = len(system_class(system).forms) > 1
-    return not several or getattr(policy, "takes_forms", True)
+    return not several or (
+        getattr(policy, "takes_forms", True) and not getattr(policy, "own_forms", ())
+    )

@@ -63,6 +63,7 @@ def options(system: str) -> tuple[str, ...]:
 
 #: What a drawn or imported trace lacks, by the system that reads it.
 LACKING = {
+    "edgemoe": "holds no losses of rounded weights, place=one-width measures them",
     "finemoe": "holds no embeddings", "hybrimoe": "1 MoE layer(s) ahead; prefetch=impact reads 3",
     "hobbit": "1 MoE layer(s) ahead; prefetch=stacked-gates reads 2",
     "promoe": "holds no hidden states",

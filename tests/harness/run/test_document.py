@@ -217,7 +217,7 @@ def engine(
         machine=on or machine(Lane.H2D, decision_ns=0),
         model=SimpleNamespace(shape=shape),
         system=SimpleNamespace(assign=assign, host_together=together),
-        cache=SimpleNamespace(slots=slots, capacity=slots * forms, forms=forms),
+        cache=SimpleNamespace(slots=slots, capacity=slots * forms, used_forms=range(forms)),
     ))  # fmt: skip
 
 

@@ -381,12 +381,14 @@ def rig(
     homes: Sequence[Home] = (),
     streams_from_disk: bool = False,
     more: Sequence[int] = (),
+    chosen: np.ndarray | None = None,
 ) -> Rig:
     """Wire a system on a simulated machine; its experts are placed when this returns.
 
     Args:
         host_records: where experts are on the disk, how many fit into host memory.
         more: slots of form 1 and further ones, whose bytes ``costs`` has.
+        chosen: the form of each expert's only record ``[layers, E]``; all share ``slots``.
     """
     costs = costs or FlatCosts(prices(), launch_ns=1, submit_ns=1, sync_ns=2, decision_ns=3)
     timeline = Timeline(keep_all=True)
@@ -398,10 +400,12 @@ def rig(
         overlap=system.overlap,
         blocking_copies=system.blocking_copies,
     )
-    forms = list(zip(more, costs.form_bytes[1:], strict=True))
+    forms = list(zip(more, costs.form_bytes[1:], strict=chosen is None))
     size = int(np.sum(slots)) * costs.record_bytes + sum(count * of for count, of in forms)
     tier = Tier("device", size)
-    cache = ExpertCache(model.shape, slots, scope or system.scope, tier, costs.record_bytes, forms)
+    cache = ExpertCache(
+        model.shape, slots, scope or system.scope, tier, costs.record_bytes, forms, chosen
+    )
     events = watch_slots(cache, timeline)
     needed = watch_needed(machine, costs.copy_submit_ns)
     phases: list[tuple[Phase, int]] = []

@@ -239,6 +239,7 @@ def run(
         budget_bytes=ran.tier.budget_bytes,
         writes_back=made.evict.writes_back,
         queued=ran.engine.transfers.queued_uploads(),
+        one_form=more.get("chosen") is not None,
     )
     check_order(ran.spans, more.get("homes", ()), deferred)
     ran.cache.check_integrity()

@@ -27,6 +27,9 @@ BF16 = 2**-8
 TOGETHER = [(16, 32), (48, 64), (32, 96), (80, 128), (16, 384)]
 ALONE = [(8, 4), (12, 52), (112, 56), (16, 2), (20, 96)]
 
+#: Formats whose rows share an fp16 scale, with their largest code.
+BY_ROW = {"row-int4": 7, "row-int2": 1}
+
 BOTH = pytest.mark.parametrize("stored_as", ["int4", "int8"])
 
 
@@ -58,6 +61,36 @@ def test_int8_is_off_by_half_a_scale_at_most(matrix: torch.Tensor) -> None:
     off = (PACKINGS["int8"](*matrix.shape).rounded(matrix) - matrix).abs().amax(-1)
     scale = matrix.abs().amax(-1) / 127 * (1 + 2 * BF16)
     assert (off <= scale / 2 * 1.0001 + 1e-6 * matrix.abs().max() + 1e-29).all()
+
+
+@pytest.mark.parametrize("stored_as", BY_ROW)
+@given(matrix=matrices([*TOGETHER, (8, 4), (12, 52), (20, 96)]))
+@settings(max_examples=40, deadline=None)
+def test_rows_of_few_bits_are_off_by_half_a_scale_and_unpack_to_what_they_stand_for(
+    stored_as: str, matrix: torch.Tensor
+) -> None:
+    matrix, most = matrix.clamp(-1e4, 1e4), BY_ROW[stored_as]  # scales are fp16
+    packing = PACKINGS[stored_as](*matrix.shape)
+    rounded = packing.rounded(matrix)
+    scale = matrix.abs().amax(-1, keepdim=True) / most
+    # The scale's rounding moves the largest code by its own error, `most` times.
+    off = 0.5 + most * 2**-11
+    assert ((rounded - matrix).abs() <= scale * off * 1.001 + 2**-24 * most).all()
+    assert all(len(row.unique()) <= 2 * most + 1 for row in rounded)
+    packed = packing.pack(matrix)
+    assert (packed.dtype, packed.nbytes) == (torch.uint8, packing.size_bytes)
+    assert packing.size_bytes == matrix.numel() * {7: 4, 1: 2}[most] // 8 + 2 * len(matrix)
+    unpacked = packing.linear(torch.eye(matrix.shape[1]), packed).T
+    torch.testing.assert_close(unpacked, rounded, rtol=1e-5, atol=1e-6)
+
+
+def test_two_bits_by_hand() -> None:
+    # The scale is 2: 1.5 is nearer to 2 than to 0, 0.9 nearer to 0.  Codes -1, 1, 1, 0 plus 1.
+    packing = PACKINGS["row-int2"](1, 4)
+    matrix = torch.tensor([[-2.0, 2.0, 1.5, 0.9]])
+    assert packing.rounded(matrix).tolist() == [[-2.0, 2.0, 2.0, 0.0]]
+    packed = packing.pack(matrix).tolist()
+    assert packed == [0 + (2 << 2) + (2 << 4) + (1 << 6), 0x00, 0x40]
 
 
 @BOTH
