@@ -207,7 +207,7 @@ class RunSpec(Extensible):
         part="cell", axis="workloads", catalogue="workloads",
         on=EVERY - {"trace", "real", "evaluated"})]
     batch: Annotated[int, Field(gt=0, le=MOST_BATCH), Option(
-        help="Sequences decoded together (batch size).",
+        help="Sequences decoded together (batch size).", detail="1 to 1,024.",
         part="place", own="replay", axis="batches")] = 1
     prompts: Annotated[int, Field(gt=0, le=MOST), Option(
         help="Number of prompts.", detail="They fill whole batches.",
