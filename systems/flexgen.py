@@ -270,7 +270,7 @@ class ByLinearProgram(StaticShare):
 
     @property
     def shares(self) -> tuple[float, float | None]:
-        """Nothing on the disk, and the solution, once `homes` has found it."""
+        """Percentages of disk, 0, and of the GPU: the solution, once `homes` has found it."""
         return 0.0, self._solved
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
