@@ -44,6 +44,10 @@ DEFAULT_PROMPTS = 32
 #: Largest number that an option accepts: a larger one is a typing error.
 MOST = 10**7
 
+#: Largest batch: FlexGen's authors measured up to 1,152 sequences, moebench's cost model is tested
+#: up to this number.
+MOST_BATCH = 1024
+
 #: Role of an option in a comparison.  A *place* tells tables apart, a *condition* must be equal in
 #: a table, a *cell* is one of the texts over which a table averages, runs that differ in *system*
 #: are rows of their own, and an option that *follows* is determined by the others.
@@ -186,7 +190,7 @@ class RunSpec(Extensible):
         help="Folder of the checkpoint to compute with.", shown="the model's scale model",
         part="condition", on=EVERY - {"trace", "drawn", "real"}, path="is")] = None
     precision: Annotated[Precision, Option(
-        help="Precision of the charged model: bf16, fp16, fp32, 4bit or 2bit.",
+        help="Precision of the charged model: bf16, fp16, fp32, 4bit, 4bit-g64 or 2bit.",
         detail="Precision of the model whose bytes are charged.",
         part="place")] = "bf16"
     quant: Annotated[str | None, Option(
@@ -202,8 +206,8 @@ class RunSpec(Extensible):
         help="Workload that supplies the prompts; see moebench list workloads.",
         part="cell", axis="workloads", catalogue="workloads",
         on=EVERY - {"trace", "real", "evaluated"})]
-    batch: Annotated[int, Field(gt=0, le=256), Option(
-        help="Sequences decoded together (batch size).",
+    batch: Annotated[int, Field(gt=0, le=MOST_BATCH), Option(
+        help="Sequences decoded together (batch size).", detail="1 to 1,024.",
         part="place", own="replay", axis="batches")] = 1
     prompts: Annotated[int, Field(gt=0, le=MOST), Option(
         help="Number of prompts.", detail="They fill whole batches.",

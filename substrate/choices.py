@@ -3,7 +3,7 @@
 from typing import Literal
 
 #: Storage precisions of weights; their bits are `substrate.models.shape.BITS_PER_WEIGHT`.
-Precision = Literal["fp32", "bf16", "fp16", "4bit", "2bit"]
+Precision = Literal["fp32", "bf16", "fp16", "4bit", "2bit", "4bit-g64"]
 
 #: How a system's software multiplies quantised experts on the host: by kernels that read the stored
 #: bytes, as llama.cpp's do, or by unpacking them to bf16 before each product, as PyTorch code does.

@@ -241,7 +241,8 @@ def _quantised(session: LiveSession | ReplaySession) -> bool:
     spec, own = session.spec, session.system.expert_precision
     if spec.quant is not None:
         return True
-    return bool({spec.precision, spec.expert_dtype, own} & {"4bit", "2bit", "int8", "int4"})
+    packed = {"4bit", "4bit-g64", "2bit", "int8", "int4"}
+    return bool({spec.precision, spec.expert_dtype, own} & packed)
 
 
 class _Replayer:

@@ -193,6 +193,7 @@ class CostModel:
         self._fused_share = {
             "int8": min(1.0, gain * software.host_fused_8bit.ratio),
             "4bit": min(1.0, gain * software.host_fused_4bit.ratio),
+            "4bit-g64": min(1.0, gain * software.host_fused_4bit.ratio),
             "int4": min(1.0, gain * software.host_fused_4bit.ratio),
             "2bit": min(1.0, gain * software.host_fused_2bit.ratio),
         }

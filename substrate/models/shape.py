@@ -29,8 +29,10 @@ from moebench.substrate.models.mixers import (
 #: point per group of 128.  ``2bit`` is HQQ as Mixtral-Offloading's demo stores experts: 2-bit with
 #: an 8-bit scale and an 8-bit zero point per group of 16, and an fp16 scale and zero point per 128
 #: of those scales (dvmazur/mixtral-offloading ce54518; 66.4 MB for an expert of Mixtral 8x7B).
+#: ``4bit-g64`` is FlexGen's: 4-bit with an fp16 minimum and an fp16 scale per group of 64.
 BITS_PER_WEIGHT: dict[str, float] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4.15625, "2bit": 3.015625,
+    "4bit-g64": 4.5,
 }  # fmt: skip
 
 #: Group sizes in int4, for which torch has packed products: inputs of a row that share a scale and

@@ -102,7 +102,7 @@ def test_names(arguments: tuple[str, ...], says: str) -> None:
     [
         (("--batch", "three"), r"'--batch'.*integer"),
         (("--batch", "0"), r"--batch 0: .*greater than 0"),
-        (("--batch", "257"), r"--batch 257: .*256"),
+        (("--batch", "1025"), r"--batch 1025: .*1024"),
         (("--seed", "-1"), r"--seed -1: .*0"),
         (("--prompts", "0"), r"--prompts 0: .*greater than 0"),
         (("--prompts", "1.5"), r"'--prompts'"),

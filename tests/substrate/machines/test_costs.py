@@ -141,6 +141,7 @@ def test_a_prediction_that_runs_attention_pays_the_python_of_a_layer():
 @pytest.mark.parametrize(
     ("precision", "kernels", "gb_s"),
     [("4bit", "fused", 0.78 * 78 / 4.15625), ("2bit", "fused", 0.6 * 78 / 3.015625),
+     ("4bit-g64", "fused", 0.78 * 78 / 4.5),
      ("4bit", "unpacking", 78 / 4.9 / 16), ("2bit", "unpacking", 78 / 4.9 / 16),
      ("bf16", "fused", 78 / 16), ("bf16", "unpacking", 78 / 16)],
 )  # fmt: skip
