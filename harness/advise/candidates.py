@@ -38,7 +38,7 @@ def candidates(question: Question, rules: Rules, engine: str, threads: int, room
         alone: whether the machine has no device of its own.
     """
     rows = [n for n in MICRO_BATCHES if n == MICRO_BATCHES[0] or n < 2 * question.lengths.prompt]
-    if not rules.files or not rules.maps:
+    if not rules.maps:
         rows = [min(CHUNK, max(512, question.lengths.prompt))]
     for kv in CACHES[: 1 if question.lossless else None]:
         found = [one for count in rows

@@ -2,13 +2,11 @@
 
 import re
 from datetime import date
-from pathlib import Path
 
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.memory import KV_BYTES, bits_for
 from moebench.harness.advise.question import Hardware, Question
 from moebench.harness.advise.rules import Rules
-from moebench.harness.machines.products_file import read_products
 from moebench.harness.published.case import (
     LEAST_CACHED,
     Case,
@@ -17,6 +15,7 @@ from moebench.harness.published.case import (
     format_constant,
     interleaved,
     machine_of,
+    products_constant,
     threads_reached,
 )
 from moebench.harness.published.engines import BY_EXPERT, Engine
@@ -63,9 +62,9 @@ def case_for(question: Question, rules: Rules, config: Configuration) -> Case:
         threads=threads_reached(config.threads or host.profile.host.cores.count, cores),
         wide=host.wide, tiles=config.engine in TILES and _has_tiles(hardware.cpu),
         repacked=engine.products == "llama.cpp" and interleaved(question.quant, _today()),
-        products="device products" if is_nvidia(host) else "other products",
+        products=products_constant(host.profile),
         reads=host.reads, sockets=host.sockets, bound=bool(config.bound),
-        virtual=hardware.virtual or "vcpu" in hardware.cpu.lower(), measured=_measured(host),
+        virtual=hardware.virtual and not host.alone, measured=_measured(host),
         rate=_measured_rate(hardware, question.quant), format=format_constant(question.quant),
         cache_bytes=KV_BYTES[config.kv or "f16"],
         lengths=Lengths(
@@ -136,22 +135,13 @@ def _measured(host: Host) -> frozenset[str]:
 
 
 def _measured_rate(hardware: Hardware, quant: str) -> float | None:
-    """Return the measured rate of products in a format over q4_k's, in weights; None if not known.
+    """Return the measured rate of products in a format over q4_k's; None if it is not known.
 
     A file's format such as ``q4_k_m`` has the rate of its blocks.
     """
-    products = read_products(Path(hardware.file)) if hardware.file else None
-    if products is None or "q4_k" not in products.rates:
-        return None
-    form = next((one for one in sorted(products.rates, key=len, reverse=True)
-                 if quant.startswith(one)), None)  # fmt: skip
-    if form is None:
-        return None
-
-    def weights(name: str) -> float:
-        return max(rate.value for rate in products.rates[name][1].values()) / products.bits[name]
-
-    return weights(form) / weights("q4_k")
+    names = (name for name in sorted(hardware.products, key=len, reverse=True)
+             if quant.startswith(name))  # fmt: skip
+    return hardware.products.get(next(names, ""))
 
 
 def _changed(profile: HardwareProfile, hardware: Hardware) -> HardwareProfile:
@@ -187,12 +177,6 @@ def engine_for(question: Question, rules: Rules, config: Configuration) -> Engin
         rows = -(-found.streams_from * shape.num_experts // shape.top_k)
         return found._replace(streams_from=rows)
     return found
-
-
-def is_nvidia(host: Host) -> bool:
-    """Return whether the device is NVIDIA's, or the processor."""
-    return not re.search(r"radeon|\brx\b|instinct|\bmi\d|apple|\barc\b", host.profile.gpu.name,
-                         re.IGNORECASE)  # fmt: skip
 
 
 def _has_tiles(cpu: str) -> bool:

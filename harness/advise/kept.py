@@ -20,9 +20,8 @@ _PACKAGE = Path(__file__).parents[2]
 #: What an answer depends on, as patterns below the package.
 _SOURCES = (
     "harness/advise/*.py", "harness/advise/*.yaml", "harness/published/*.py",
-    "results/measured/*.json", "results/published_errors.py",
-    "substrate/**/*.py",
-    "substrate/catalogue/*.yaml", "substrate/catalogue/parts/*.yaml",
+    "harness/machines/*.py", "results/measured/*.json", "results/published_errors.py",
+    "substrate/**/*.py", "substrate/catalogue/*.yaml", "substrate/catalogue/parts/*.yaml",
     "substrate/catalogue/software/*.yaml", "substrate/catalogue/models/*.json", "systems/**/*.py",
 )  # fmt: skip
 

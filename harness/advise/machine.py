@@ -2,8 +2,10 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from moebench.harness.advise.question import Hardware
+from moebench.harness.machines.products_file import read_products
 from moebench.harness.published.case import FAMILIES
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines import compose
@@ -133,6 +135,7 @@ def _machine(typed: str) -> Hardware:
         return Hardware(
             gpu="" if alone else profile.gpu.name, cpu=profile.host.name, profile=profile,
             ram_gib=profile.host.memory.bytes / 2**30, file=typed,
+            products=_products(Path(typed)),
         )  # fmt: skip
     if not compose.is_composed(typed):
         raise UsageError(
@@ -151,6 +154,18 @@ def _machine(typed: str) -> Hardware:
         channels=None if pool or built.modules is None else built.channels,
         link="" if built.link is None else built.link.key, disk=built.disk.key,
     )  # fmt: skip
+
+
+def _products(profile: Path) -> dict[str, float]:
+    """Return the measured rates of formats over q4_k's, of the file beside a profile."""
+    found = read_products(profile)
+    if found is None or "q4_k" not in found.rates:
+        return {}
+    weights = {
+        name: max(rate.value for rate in rows[1].values()) / found.bits[name]
+        for name, rows in found.rates.items() if rows.get(1)
+    }  # fmt: skip
+    return {name: one / weights["q4_k"] for name, one in weights.items()}
 
 
 def _counted(option: str, typed: str) -> tuple[int, str]:

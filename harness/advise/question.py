@@ -30,6 +30,7 @@ class Hardware:
         disks: number of such disks, which are read at the same time.
         profile: a calibrated machine that replaces the composed one.
         file: path of its file.
+        products: by format, weights per second that it multiplies with one row, over those of q4_k.
         sources: by field, where its value was read on this computer.
         unread: sentences on fields that could not be read, with what to type instead.
     """
@@ -51,6 +52,7 @@ class Hardware:
     disks: int = 1
     profile: HardwareProfile | None = None
     file: str = ""
+    products: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 

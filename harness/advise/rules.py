@@ -24,7 +24,6 @@ class Rules(NamedTuple):
         holds: what the device holds of the host's layers: nothing, the same experts at all times,
             or those that were used last.
         maps: whether its file can be larger than the memory, and is then read from the disk.
-        files: whether it reads GGUF files; else it has bits per weight of its own.
         others: bits of weights that are no routed experts, where they are not the file's; of
             models that are published in FP8 it is 8.
         routed: the same of routed experts.
@@ -40,7 +39,6 @@ class Rules(NamedTuple):
     whole: bool = False
     holds: Literal["", "static", "used"] = ""
     maps: bool = False
-    files: bool = True
     others: float | None = None
     routed: float | None = None
     reserve: float = 0.0
@@ -57,17 +55,9 @@ EXLLAMA = (
     "nemotron_h", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen4_exp", "step3p5",
 )  # fmt: skip
 FREETOKEN = (
-    "deepseek_v4",
-    "gemma4",
-    "glm4_moe",
-    "glm5_next",
-    "glm_moe_dsa",
-    "gpt_oss",
-    "minimax_m2",
-    "qwen3_moe",
-    "qwen3_5_moe",
-    "qwen4_exp",
-)
+    "deepseek_v4", "gemma4", "glm4_moe", "glm5_next", "glm_moe_dsa", "gpt_oss", "minimax_m2",
+    "qwen3_moe", "qwen3_5_moe", "qwen4_exp",
+)  # fmt: skip
 
 #: Families whose weights are published in FP8, which engines of Hugging Face's files keep.
 FP8 = ("deepseek_v3", "deepseek_v4", "kimi_k2", "minimax_m2")
@@ -86,10 +76,11 @@ RULES: dict[str, Rules] = {
     ),
     "ktransformers": Rules(KT, pools=False, by_default=False),
     "kt-kernel": Rules(KT, holds="static", others=16.0, pools=False),
-    "exllamav3": Rules(LLAMA._replace(name="exllamav3", pinned=True), holds="static", files=False,
+    "exllamav3": Rules(LLAMA._replace(name="exllamav3", pinned=True), holds="static",
                        families=EXLLAMA),
     "freetoken": Rules(_LINK._replace(name="freetoken", caches=True), holds="used",
                        families=FREETOKEN),
+    # Whole layers stay or are copied; their experts, nearly all of their bytes, stand for them.
     "accelerate": Rules(
         Engine("accelerate", "hf-eager", misses="link", loads="all", overlap=False),
         layers=True, routed=16.0, others=16.0, by_default=False,

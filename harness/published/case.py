@@ -187,7 +187,7 @@ def case_of(row: Row) -> Case:
         wide=host.wide,
         tiles=bool(re.search(r"\bamx\b", f"{text} {row.group} {row.id}", re.I)),
         repacked=engine.products == "llama.cpp" and interleaved(row.quant, row.date),
-        products="other products" if _OTHER.search(host.profile.gpu.name) else "device products",
+        products=products_constant(host.profile),
         reads=host.reads, sockets=host.sockets, bound=_bound(row), on_host=host.alone,
         virtual=not host.alone and bool(re.search(r"vcpu|\bvm\b|virtual", row.cpu, re.I)),
         format=format_constant(row.quant), cache_bytes=_cache_bytes(text), lengths=lengths,
@@ -417,6 +417,11 @@ def _bits(row: Row, unsaid: list[tuple[str, str]]) -> Bits:
         return Bits(float(row.bits_per_weight), others)
     unsaid.append(("bits" if found else "quantisation", f"{(found or USUAL).routed:.3g} a weight"))
     return found or USUAL
+
+
+def products_constant(profile: HardwareProfile) -> str:
+    """Return the constant of the share of its peak that a device's products reach."""
+    return "other products" if _OTHER.search(profile.gpu.name) else "device products"
 
 
 def format_constant(quant: str) -> str:

@@ -6,6 +6,7 @@ from functools import cache
 from moebench.harness.published.case import Case
 from moebench.harness.published.prediction import Phase
 from moebench.results.published_errors import FILE, kind, shipped_errors
+from moebench.substrate.errors import InputError
 
 #: Systems of moebench by the engines that rows name.
 SYSTEMS = {"llama.cpp": "llamacpp", "ktransformers": "ktransformers"}
@@ -21,8 +22,15 @@ def own_deviations(phase: Phase) -> Mapping[str, float]:
     """Return the model's own deviation of the logarithm of a rate, by kind of run.
 
     It is empty in an installation without the rows.
+
+    Raises InputError: the file was made by an earlier version.
     """
     if not FILE.is_file():
         return {}
     kinds = shipped_errors()["kinds"]
-    return {name: one[phase]["deviation"] for name, one in kinds.items() if phase in one}
+    try:
+        return {name: one[phase]["deviation"] for name, one in kinds.items() if phase in one}
+    except KeyError as error:
+        raise InputError(
+            f"{FILE}: has no deviations of kinds; delete it and make it again: make fit"
+        ) from error

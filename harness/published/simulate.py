@@ -86,9 +86,12 @@ def _engine(case: Case, values: Values, model: Drawn) -> Engine:
     host_layers = len(shape.moe_layers) - len(here)
     hot = round(case.hot * shape.num_experts) * host_layers
     # Room for a layer's copies: fewer slots take as long where nothing overlaps, but more steps.
-    whole = rules.misses == "host" or rules.loads == "all"
-    spare = shape.num_experts * (1 + (rules.loads == "all")) if whole else (
-        2 * shape.top_k * case.batch)  # fmt: skip
+    if rules.misses == "host":
+        spare = shape.num_experts
+    elif rules.loads == "all":
+        spare = 2 * shape.num_experts
+    else:
+        spare = 2 * shape.top_k * case.batch
     slots = len(here) * shape.num_experts + hot + (spare if host_layers else 0)
     timeline = Timeline(False)
     machine = SimulatedMachine(costs, timeline, overlap=system.overlap, blocking_copies=False)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from moebench.harness.advise import kept
 from moebench.harness.advise.answering import answers
 from moebench.harness.advise.ask import question
 from moebench.harness.advise.case import case_for, engine_for
@@ -123,6 +124,15 @@ def test_products_by_format_replace_the_constant_of_a_format(tmp_path: Path) -> 
     assert case(one).rate == pytest.approx((4.25 / 4.25) / (9.0 / 4.5))
     assert case(replace(one, quant="q8_0")).rate == pytest.approx(0.5)
     assert case(replace(one, quant="iq1_s")).rate is None
+
+
+def test_other_products_are_another_question(tmp_path: Path) -> None:
+    path = calibrated(tmp_path, reads=30.0)
+    before = kept.key_of(repr(asked(machine=path)))
+    products(tmp_path, q4_k=9.0, mxfp4=4.25)
+    first = kept.key_of(repr(asked(machine=path)))
+    products(tmp_path, q4_k=9.0, mxfp4=5.0)
+    assert len({before, first, kept.key_of(repr(asked(machine=path)))}) == 3
 
 
 def test_a_calibrated_machine_is_answered(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.interpolate import PchipInterpolator
 
 from moebench.harness.advise.interpolation import (
     Rates,
@@ -26,8 +27,7 @@ CURVES = [
 
 @pytest.mark.parametrize(("xs", "ys"), CURVES)
 def test_the_cubic_is_scipys(xs: list[float], ys: list[float]) -> None:
-    scipy = pytest.importorskip("scipy.interpolate")
-    theirs = scipy.PchipInterpolator(xs, ys)
+    theirs = PchipInterpolator(xs, ys)
     for step in range(41):
         x = xs[0] + (xs[-1] - xs[0]) * step / 40
         assert monotone(xs, ys, x) == pytest.approx(float(theirs(x)))

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from moebench.harness.advise.grid import FILE, read_grid
+from moebench.harness.advise.grid import read_grid
 from moebench.harness.advise.interpolation import between
 from moebench.harness.advise.page import page
 from tests.browser import open_page, texts
@@ -382,8 +382,6 @@ def test_the_chart_follows_the_window(browser: Any, file: Path) -> None:
 def test_the_grid_that_ships_is_shown_at_once(
     browser: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:
-    if not FILE.exists():
-        pytest.skip("not built: make advice")
     out = tmp_path / "advice.html"
     out.write_text(page(read_grid()), encoding="utf-8")
     tab, complaints = open_page(browser, out, width, color_scheme=scheme)

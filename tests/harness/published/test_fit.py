@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from moebench.harness.published import coverage, fit
+from moebench.harness.published import coverage, fit, kinds
 from moebench.harness.published.constants import (
     COMPONENTS,
     CONSTANTS,
@@ -105,3 +105,13 @@ def test_damaged_values_are_refused(tmp_path) -> None:
     fine = tmp_path / "fine.json"
     fine.write_text(json.dumps(good))
     assert fitted(fine).all_rows == COMPONENTS
+
+
+def test_errors_of_an_earlier_version_are_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = {"kinds": {"llamacpp, ggml, desktop": {"decode": {"within_80": 1.5}}}}
+    monkeypatch.setattr(kinds, "shipped_errors", lambda: old)
+    with pytest.raises(InputError, match="make fit"):
+        kinds.own_deviations.__wrapped__("decode")
+    assert kinds.own_deviations.__wrapped__("prefill") == {}
