@@ -66,7 +66,7 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least
+from moebench.systems.policies.checks import require_at_least, why_not_in_groups
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -209,6 +209,4 @@ class CachePriorSystem(System):
 
     def why_not(self, shape: ModelShape, batch: int) -> str | None:
         """Return that the rule is not defined where a router chooses among experts in groups."""
-        if shape.gate_groups is not None and shape.gate_groups[0] > 1:
-            return "defined for routers that choose among all experts, not in groups"
-        return super().why_not(shape, batch)
+        return why_not_in_groups(shape) or super().why_not(shape, batch)

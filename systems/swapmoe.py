@@ -72,7 +72,7 @@ from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Ids, Learnt, Phase, RoutedSequence, Scores
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, require_learnt_for
+from moebench.systems.policies.checks import require_at_least, require_learnt_for, why_not_in_groups
 from moebench.systems.policies.genetic import equal, search
 from moebench.systems.policies.prefetch import NoPrefetch
 
@@ -438,9 +438,7 @@ class SwapMoE(System):
 
     def why_not(self, shape: ModelShape, batch: int) -> str | None:
         """Return that the mask is not defined where a router chooses among experts in groups."""
-        if shape.gate_groups is not None and shape.gate_groups[0] > 1:
-            return "defined for routers that choose among all experts, not in groups"
-        return super().why_not(shape, batch)
+        return why_not_in_groups(shape) or super().why_not(shape, batch)
 
     def most_slots(self, shape: ModelShape) -> int | None:
         """Return how many experts the plan has at most; None is as many as fit."""

@@ -44,3 +44,10 @@ def require_learnt_for(learnt: str, shape: ModelShape, known: tuple[int, ...]) -
         raise UsageError(
             f"{learnt} {known[0]} layers of {known[1]} experts, the model has {has[0]} of {has[1]}"
         )
+
+
+def why_not_in_groups(shape: ModelShape) -> str | None:
+    """Return why a rule of routing is not defined if a router chooses among groups of experts."""
+    if shape.gate_groups is not None and shape.gate_groups[0] > 1:
+        return "defined for routers that choose among all experts, not in groups"
+    return None
