@@ -154,6 +154,12 @@ METRICS: tuple[Metric, ...] = (
     # Neither is better: a system with fewer slots has a higher bound.
     Metric("bound_ratio", "bound.ratio", "× bound", "", ".2f", "TPOT over its bound",
            _SHARE | {"brief runs"}),
+    Metric("clairvoyant_ms", "bound.clairvoyant_ms", "clairvoyant bound", "ms", ".2f",
+           "least TPOT of any system that knows all routing, in a sample of the run's tokens",
+           _SHOWN | {"compare"}, time=True),
+    Metric("information_ms", "bound.information_ms", "information bound", "ms", ".2f",
+           "least TPOT of any system that loads experts once their gate is known, in the sample",
+           _SHOWN | {"compare"}, time=True),
     *_with_spread(Metric(
         "ttft_ms", "metrics.ttft_ms.mean", "TTFT", "ms", ".1f",
         "mean time from a batch's start to its first tokens",

@@ -159,7 +159,7 @@ class RunSpec(Extensible):
     Two runs with equal specs, code and data give equal results; the spec's hash is the run's id.
     """
 
-    NEWER: ClassVar[frozenset[str]] = frozenset({"quant", "context"})
+    NEWER: ClassVar[frozenset[str]] = frozenset({"quant", "context", "clairvoyant"})
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -286,6 +286,10 @@ class RunSpec(Extensible):
     reconstruct_scores: Annotated[bool, Option(
         help="Reconstruct gate scores from ranks, for a trace without scores.",
         part="condition", negatable=True, on=EVERY - {"native", "evaluated"})] = False
+    clairvoyant: Annotated[bool, Option(
+        help="Compute the clairvoyant and the information bound, by linear programs.",
+        detail="Half a minute for a sample of the texts.",
+        part="follows", own="always", on=EVERY - {"native"})] = False
     # fmt: on
 
     @property

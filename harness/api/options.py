@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     routing: Routing
     trace: str | PathLike[str]
     reconstruct_scores: bool
+    clairvoyant: bool
     alpha: float
 
 

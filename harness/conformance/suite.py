@@ -31,7 +31,7 @@ from moebench.harness.conformance.invariants import (
 )
 from moebench.harness.conformance.swaps import check_options
 from moebench.harness.conformance.watch import Claim
-from moebench.harness.run.document import bound
+from moebench.harness.run.bound import bound
 from moebench.harness.run.live import LiveSession
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
@@ -216,8 +216,12 @@ def check_invariants(ran: Run) -> None:
         claims = (event for event in ran.events if isinstance(event, Claim) and event.placed)
         placed = [(cache.form_of(claim.key), *cache.expert_of(claim.key)) for claim in claims]
         check_host_memory(spans, placed, memory.capacity)
-    ratio = bound(engine, ran.generations)["ratio"]
+    found = bound(engine, ran.generations, clairvoyant=True)
+    ratio, programs = found["ratio"], found["programs"]
     must(ratio is None or ratio >= 1, f"it is faster than its lower bound: {ratio} of it")
+    if programs is not None:
+        least, ran_ms = found["clairvoyant_ms"], programs["tpot_ms"]
+        must(least <= ran_ms, f"it is faster than the clairvoyant bound: {ran_ms} of {least} ms")
 
 
 def check_lossless(ran: Run, bench: Bench) -> None:

@@ -20,16 +20,17 @@ import numpy as np
 import torch
 
 from moebench.harness.checkout import checkout
+from moebench.harness.run.bound import bound
 from moebench.harness.run.identity import code_hash
+from moebench.harness.run.rounding import ms, ratio
 from moebench.harness.run.session import Prepared, Session
 from moebench.harness.stage.stage import Stage
-from moebench.substrate.analysis.bound import LeastCosts, least_decode_ns
 from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines import accelerator, energy
 from moebench.substrate.machines.profile import HardwareProfile
-from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind
+from moebench.substrate.machines.protocol import Lane, Machine
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.machines.utilisation import utilisation
@@ -196,7 +197,7 @@ def engine_result(
             **_energy(stage, generations),
         },
         load_ns=load_ns, switches=switches, accuracy=session.accuracy(),
-        bound=bound(engine, generations), provenance=session.origin,
+        bound=bound(engine, generations, session.spec.clairvoyant), provenance=session.origin,
     )  # fmt: skip
 
 
@@ -226,11 +227,6 @@ def _launch_bound_ns(stage: Stage) -> int:
 # ------------------------------------------------------------------------- figures
 
 
-def ms(ns: float) -> float:
-    """Convert nanoseconds to milliseconds, rounded to the nanosecond."""
-    return round(ns / 1e6, 6)
-
-
 def spread(samples_ns: Sequence[int]) -> dict[str, float] | None:
     """Return mean and percentiles of samples in ms; None without samples."""
     if not samples_ns:
@@ -239,11 +235,6 @@ def spread(samples_ns: Sequence[int]) -> dict[str, float] | None:
     for p in PERCENTILES:
         values[f"p{p}"] = float(np.percentile(samples_ns, p))
     return {name: ms(value) for name, value in values.items()}
-
-
-def ratio(part: float, whole: float) -> float | None:
-    """Return ``part / whole``, or None if ``whole`` is zero."""
-    return round(part / whole, 6) if whole else None
 
 
 def durations_ns(generations: Sequence[Generation]) -> list[int]:
@@ -364,74 +355,6 @@ def host_memory_figures(machine: Machine) -> dict[str, int] | None:
     if memory is None:
         return None
     return {"records": memory.capacity, "reads": memory.reads, "hits": memory.hits}
-
-
-def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float | None]:
-    """Return the lower bound of mean TPOT for this machine and routing, and the ratio to it."""
-    steps = sum(len(g.steps_ns) for g in generations)
-    if not steps:
-        return {"tpot_ms": None, "ratio": None}
-    slots, memory = engine.cache.capacity, engine.machine.host_memory
-    held = slots + (memory.capacity if memory is not None else 0)
-    least = sum(
-        least_decode_ns(g.used, slots, least_costs(engine, len(g.tokens)), held)
-        for g in generations
-    )
-    actual = sum(sum(g.steps_ns) for g in generations)
-    return {"tpot_ms": ms(least / steps), "ratio": round(actual / least, 4)}
-
-
-def least_costs(engine: Engine, batch: int) -> LeastCosts:
-    """Return the machine's time for each operation that no system can avoid."""
-    machine, shape = engine.machine, engine.model.shape
-    forms = engine.cache.used_forms
-    one = Op(OpKind.EXPERT, 0, (1,), (0,), form=forms[0])
-    each = [Op(OpKind.EXPERT, 0, (1,), (0,), form=form) for form in forms]
-    per_layer = [OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE]
-    if shape.shared_width:
-        per_layer.append(OpKind.SHARED)
-    layers, rows = len(shape.moe_layers), (batch,)
-    common = [Op(kind, 0, rows) for kind in per_layer] * layers
-    common += [Op(kind, 0, rows) for kind in (OpKind.ATTEND, OpKind.DENSE)] * len(
-        shape.dense_layers
-    )
-    common.append(Op(OpKind.HEAD, -1, rows))
-    uses_host = machine.has_host_lane and engine.system.assign.uses_host
-    submit = machine.control_ns(one, Lane.DEVICE)
-    host = None
-    if uses_host:
-        # Experts that are handed over together share what a hand-over costs: by all of a layer.
-        together = shape.num_experts if engine.system.host_together else 1
-        at_once, experts = (1,) * together, tuple(range(together))
-        handed = [Op(OpKind.EXPERT, 0, at_once, experts, form=form) for form in forms]
-        back = Op(OpKind.RETURN, 0, (1,), experts)
-        on_host = machine.control_ns(handed[0], Lane.HOST) + machine.control_ns(back, Lane.D2H)
-        submit = min(submit, on_host // together)
-        host = min(machine.estimate_ns(op, Lane.HOST) for op in handed) / together
-    # A gate's launch is left out: a layer that is routed ahead has none, but its experts are read
-    # back, too.
-    launches = sum(
-        machine.control_ns(op, Lane.DEVICE) for op in common if op.kind is not OpKind.GATE
-    )
-    return LeastCosts(
-        common=sum(machine.estimate_ns(op, Lane.DEVICE) for op in common),
-        device=min(machine.estimate_ns(op, Lane.DEVICE) for op in each),
-        link=min(
-            machine.estimate_ns(Op(OpKind.LOAD, 0, form=form), machine.load_path[-1])
-            for form in forms
-        ),
-        host=host,
-        read=min(least_read_ns(machine, form) for form in forms),
-        control=launches + layers * machine.decision_ns + (layers + 1) * machine.sync_ns,
-        submit=submit,
-    )
-
-
-def least_read_ns(machine: Machine, form: int = 0) -> int:
-    """Return the time to read one expert record from disk in a queue; 0 if none is on disk."""
-    if machine.host_memory is None:
-        return 0
-    return machine.estimate_ns(Op(OpKind.READ, 0, form=form, queued=True), Lane.DISK)
 
 
 def involuntary_switches() -> int:

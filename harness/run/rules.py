@@ -213,6 +213,15 @@ def _one_tier_below(draft: Draft) -> None:
         )
 
 
+def _bound_simulated_machines(draft: Draft) -> None:
+    """Refuse the bounds by linear programs on this computer, whose costs no profile has."""
+    if draft.chosen.get("clairvoyant") and draft.chosen.get("machine") == "local":
+        raise UsageError(
+            "--clairvoyant and --machine local: the bounds follow from the costs of a profile; "
+            "give another --machine (moebench list machines)"
+        )
+
+
 def _one_count_of_experts(draft: Draft) -> None:
     """Refuse both ``cache_ratio`` and ``slots``."""
     if all(key in draft.chosen for key in SLOTS):
@@ -453,7 +462,7 @@ def _check_model(draft: Draft) -> None:
 RULES: tuple[Callable[[Draft], None], ...] = (
     _shorten_paths, _find_system, _apply_setting, _find_calibration,
     _run_packages_here, _find_routing, _refuse_without_effect, _choose_software,
-    _score_packages_by_tokens, _one_tier_below, _one_count_of_experts,
+    _score_packages_by_tokens, _one_tier_below, _bound_simulated_machines, _one_count_of_experts,
     _replay_trace, _model_of_weights, _need_model_and_machine, _choose_bits,
     _draw_without_scale_model, _replay_recordings,
     _choose_workload, _length_of_answers, _count_examples,

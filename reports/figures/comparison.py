@@ -203,8 +203,10 @@ def ablation() -> Spec:
 
 
 def bound() -> Spec:
-    """Return the chart of TPOT and its lower bound (``least``), a row per system."""
+    """Return the chart of TPOT and its lower bounds (``least`` and others), a row per system."""
     ratio = metric_of("bound_ratio")
+    marks = {"clairvoyant_ms": "#d55e00", "information_ms": "#009e73"}
+    programs = [(key, metric_of(key).header, metric_of(key).form) for key in marks]
     return finished(
         {
             "encoding": {
@@ -213,7 +215,7 @@ def bound() -> Spec:
                 "tooltip": tooltip(("system", "system"), (_TPOT, _TITLE, metric_of(_TPOT).form),
                                    ("least", metric_of("bound_tpot_ms").header,
                                     metric_of("bound_tpot_ms").form),
-                                   ("bound_ratio", ratio.header, ratio.form),
+                                   ("bound_ratio", ratio.header, ratio.form), *programs,
                                    ("badge", "badge")),
                 "x": {"field": _TPOT, "type": "quantitative", "scale": {"zero": False},
                       "axis": axis(f"{_TITLE}: bound to achieved")},
@@ -225,6 +227,10 @@ def bound() -> Spec:
                 {"mark": {"type": "tick", "thickness": 3, "height": {"band": 0.6},
                           "color": "var(--ink)"},
                  "encoding": {"x": {"field": "least", "type": "quantitative"}}},
+                *({"mark": {"type": "tick", "thickness": 2, "height": {"band": 0.6},
+                            "color": color},
+                   "encoding": {"x": {"field": key, "type": "quantitative"}}}
+                  for key, color in marks.items()),
                 {"mark": {"type": "point", "filled": True, "size": 80, "opacity": 1,
                           "color": "#0072b2"}},
                 {"mark": {"type": "text", "align": "left", "dx": 9, "color": "var(--ink)"},

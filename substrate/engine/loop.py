@@ -74,7 +74,7 @@ class Engine:
     ) -> None:  # fmt: skip
         self.system, self.model, self.machine = system, model, machine
         self.cache, self.timeline, self.homes = cache, timeline, homes
-        self._cached = cached
+        self.cached = cached
         self.tally = Tally()
         #: Entered for each batch, to measure what the machine's clock does not, such as energy.
         self.measured_by: AbstractContextManager[object] = nullcontext()
@@ -195,7 +195,7 @@ class Engine:
             self._lengths = [n + 1 for n in self._lengths]
         # Each row of a prompt attends to all positions up to its own, a decoded row to all.
         pairs = sum(n * (n + 1) // 2 if prefill else n for n in self._lengths)
-        pairs += self._cached * rows
+        pairs += self.cached * rows
         self._ops.begin(self.system.assign.host_copies(rows))
         self._ahead: Ahead | None = None
         self._carried: Sequence[Span] = ()
@@ -203,7 +203,7 @@ class Engine:
             phase=phase,
             sequences=tuple(self._lengths) if prefill else (1,) * len(self._lengths),
             rows=rows,
-            context=sum(self._lengths) + self._cached * len(self._lengths),
+            context=sum(self._lengths) + self.cached * len(self._lengths),
             pairs=pairs,
         )
 

@@ -242,6 +242,13 @@ class CostModel:
             self._d2h if lane is Lane.D2H else self.h2d_bytes_per_ns
         )
 
+    def least_load_ns(self, form: int) -> float:
+        """Return the least time of an expert's copy to the device: page-locked, in one piece."""
+        link, size = self.profile.link, self.form_bytes[form]
+        fastest = max(link.h2d(pinned).bytes_per_s for pinned in (True, False))
+        alone_ns = link.copy_fixed.ns + size / (fastest * link.in_engine_efficiency.ratio) * 1e9
+        return min(alone_ns, self.ns(Op(OpKind.LOAD, 0, form=form), Lane.H2D))
+
     def _copies(self, op: Op) -> float:
         """Return the number of copies of which a transfer consists."""
         if op.kind is OpKind.LOAD:

@@ -78,6 +78,10 @@ class MeasuredCosts(CostModel):
             return interpolated(table[op.kind], op.rows[0], op.pairs)
         return super()._price(op, lane)
 
+    def least_load_ns(self, form: int) -> float:
+        """Return the measured time of an expert's copy, which was from page-locked memory."""
+        return self._load_ns
+
     def first_launch_ns(self, op: Op, lane: Lane) -> int:
         """Return the control thread's time before the operation begins, in ns."""
         return self.control_ns(op, lane)

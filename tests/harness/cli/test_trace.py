@@ -153,6 +153,30 @@ def test_figures_are_those_of_the_live_run(recorded: Path) -> None:
     assert replayed(recorded, "--system", "moe-ondemand")["metrics"] == live["metrics"]
 
 
+def test_bounds_by_linear_programs_are_computed_where_they_are_asked_for(recorded: Path) -> None:
+    plain = replayed(recorded, "--system", "moe-ondemand")["bound"]
+    assert plain["programs"] is plain["clairvoyant_ms"] is plain["information_ms"] is None
+    found = replayed(recorded, "--system", "moe-ondemand", "--clairvoyant")["bound"]
+    assert {**plain, **found} == found
+    programs = found["programs"]
+    assert programs["tokens"] == 3 * 5
+    assert programs["window"] == 5
+    assert 0 < programs["gap_ms"] < 1e-4 * found["clairvoyant_ms"]
+    assert 0 < found["clairvoyant_ms"] < found["information_ms"] <= programs["tpot_ms"]
+
+
+def test_a_system_that_computes_on_unfinished_copies_has_no_such_bounds(recorded: Path) -> None:
+    shipped = ("--system", "smoe", "--variant", "shipped", "--set", "prefetch=none")
+    found = replayed(recorded, *shipped, "--clairvoyant")["bound"]
+    assert found["programs"] is found["clairvoyant_ms"] is None
+    assert found["tpot_ms"] > 0
+
+
+def test_these_bounds_are_refused_on_this_computer() -> None:
+    line = refused("run", *SMOE, "--model", "olmoe-1b-7b", "--machine", "local", "--clairvoyant")
+    assert "--clairvoyant and --machine local" in line
+
+
 def test_less_than_the_trace_holds_can_be_asked_for(recorded: Path) -> None:
     document = replayed(recorded, *SMOE, "--prompts", "2", "--new-tokens", "3", "--batch", "2")
     assert document["metrics"]["experts"]["decode"]["active"] <= 2 * LAYERS * TOP_K * 2

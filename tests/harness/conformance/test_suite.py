@@ -88,10 +88,19 @@ def test_a_value_that_is_refused_must_be_named(check):
     assert found == {"options": "assign.share=0.75 is refused without its name"}
 
 
-def test_an_invariant_that_does_not_hold_is_found(check, monkeypatch):
-    monkeypatch.setattr(suite, "bound", lambda engine, generations: {"ratio": 0.5})
-    found = failed(check("moe-ondemand", cases=FEW))
-    assert found == {"invariants": "it is faster than its lower bound: 0.5 of it"}
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"ratio": 0.5, "programs": None}, "it is faster than its lower bound: 0.5 of it"),
+        (
+            {"ratio": 2, "programs": {"tpot_ms": 8.0}, "clairvoyant_ms": 9.0},
+            "it is faster than the clairvoyant bound: 8.0 of 9.0 ms",
+        ),
+    ],
+)
+def test_an_invariant_that_does_not_hold_is_found(check, monkeypatch, found, says):
+    monkeypatch.setattr(suite, "bound", lambda engine, generations, clairvoyant: found)
+    assert failed(check("moe-ondemand", cases=FEW)) == {"invariants": says}
 
 
 def test_a_run_whose_slots_are_not_accounted_for_is_found(check, monkeypatch):

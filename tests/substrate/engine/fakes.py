@@ -203,6 +203,9 @@ class FlatCosts:
         part = self.form_bytes[op.form] / RECORD_BYTES / (op.chunk[1] if op.chunk else 1)
         return round(self._lanes[lane, op.kind] * _experts_in(op) * part)
 
+    def least_load_ns(self, form: int) -> float:
+        return self.ns(Op(OpKind.LOAD, 0, form=form), Lane.H2D)
+
     def moved_bytes(self, op: Op) -> int:
         return 10 * RECORD_BYTES if op.kind is OpKind.STREAM else self.form_bytes[op.form]
 

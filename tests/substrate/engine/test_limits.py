@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from moebench.harness.run.document import bound
+from moebench.harness.run.bound import bound
 from moebench.substrate.terms import Gate
 from moebench.substrate.traces.passes import PassTrace, RoutingTrace, TracedModel
 from moebench.systems.options import build
