@@ -34,6 +34,7 @@ from moebench.substrate.machines.protocol import Lane, Machine
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.machines.utilisation import utilisation
+from moebench.substrate.models.shape import stored_bytes
 from moebench.substrate.terms import Phase
 from moebench.systems.options import describe
 
@@ -49,6 +50,9 @@ EXPERT_COUNTS = (
     "active", "hits", "in_flight", "begun", "loads", "host", "host_resident", "deferred",
     "unchosen", "replaced", "lingering", "uploaded", "uploads_refused",
 )  # fmt: skip
+
+#: A number of weights by whose bytes two precisions are compared.
+COMPARED_WEIGHTS = 2**20
 
 #: Length of the n-grams that are counted, in tokens.
 N = 4
@@ -185,7 +189,7 @@ def engine_result(
         badge=stage.badge,
         profile=stage.profile,
         ran=stage.ran,
-        lossless=system.lossless and session.spec.expert_dtype is None,
+        lossless=system.lossless and not experts_quantised(session),
         oracle=system.clairvoyant,
         memory=stage.memory,
         notes=[*stage.notes, *notes_on_lingering(engine.tally.by_phase["decode"])],
@@ -355,6 +359,19 @@ def host_memory_figures(machine: Machine) -> dict[str, int] | None:
     if memory is None:
         return None
     return {"records": memory.capacity, "reads": memory.reads, "hits": memory.hits}
+
+
+def experts_quantised(session: Session) -> bool:
+    """Return whether the run's experts have fewer bits than its other weights, by an option.
+
+    ``--set expert_precision=`` is charged and not computed: the system's tokens would differ from
+    those of the run.
+    """
+    spec, own = session.spec, session.system.expert_precision
+    fewer = own is not None and stored_bytes(COMPARED_WEIGHTS, own) < stored_bytes(
+        COMPARED_WEIGHTS, spec.precision
+    )
+    return spec.expert_dtype is not None or fewer
 
 
 def involuntary_switches() -> int:

@@ -147,7 +147,7 @@ class System:
     def lossless(self) -> bool:
         """Whether the tokens are those of the model with all weights resident."""
         own = self.route.lossless_at(self.alpha) and self.assign.lossless
-        return own and all(form.full for form in self.forms)
+        return own and not self.reads_unfinished and all(form.full for form in self.forms)
 
     def most_slots(self, shape: ModelShape) -> int | None:
         """Return how many experts the system keeps on the device at most; None is all that fit."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moebench.substrate.models.catalogue import MODELS
+from moebench.systems.options import build
 from tests.harness.commands import call, refused
 from tests.harness.tiny import write_scale
 
@@ -75,6 +76,25 @@ def test_int4_is_farther_from_full_precision_than_int8(
     exact = ran(weights, tmp_path, *ON[where])
     assert exact["accuracy"]["kl"] < eight
     assert exact["lossless"]
+
+
+def test_experts_that_are_only_charged_in_fewer_bits_are_no_less_lossy(
+    weights: Path, tmp_path: Path
+) -> None:
+    def lossless(*arguments: str) -> bool:
+        document = ran(weights, tmp_path, *ON["simulated"], *arguments)
+        assert document["accuracy"]["agreement"] == 1, "the mathematics is not quantised"
+        return bool(document["lossless"])
+
+    for stored_as in ("2bit", "4bit", "4bit-g64"):
+        assert not lossless("--set", f"expert_precision={stored_as}")
+    assert lossless("--set", "expert_precision=fp32")
+    assert lossless("--precision", "4bit", "--set", "expert_precision=4bit")
+
+
+def test_a_system_that_computes_on_unfinished_copies_is_lossy_at_any_alpha() -> None:
+    for variant, exact in (("published", True), ("shipped", False)):
+        assert build("smoe", {"alpha": "0"}, variant).lossless is exact
 
 
 def test_imported_weights_are_quantised_beside_their_records(weights: Path, tmp_path: Path) -> None:
