@@ -367,11 +367,10 @@ def experts_quantised(session: Session) -> bool:
     ``--set expert_precision=`` is charged and not computed: the system's tokens would differ from
     those of the run.
     """
-    spec, own = session.spec, session.system.expert_precision
-    fewer = own is not None and stored_bytes(COMPARED_WEIGHTS, own) < stored_bytes(
-        COMPARED_WEIGHTS, spec.precision
-    )
-    return spec.expert_dtype is not None or fewer
+    spec = session.spec
+    stored_as = session.system.expert_precision or spec.precision
+    own, of_run = (stored_bytes(COMPARED_WEIGHTS, one) for one in (stored_as, spec.precision))
+    return spec.expert_dtype is not None or own < of_run
 
 
 def involuntary_switches() -> int:
