@@ -1,7 +1,7 @@
 """SMoE's claims, tables and figures, with the figure numbers of the paper's second version.
 
-`against_others` has S-1 to S-4 (four baselines), `own_parts` S-5 to S-10 (ablation, prefetching,
-link and host), `analysis` S-11 to S-15 (α, gates, times of one expert).
+`against_others` has S-1 to S-4 (four baselines), `own_parts` S-5 to S-10 and S-16 (ablation,
+prefetching, link and host, batches), `analysis` S-11 to S-15 (α, gates, times of one expert).
 """
 
 from moebench.harness.reproduce.claim import paper_claims
