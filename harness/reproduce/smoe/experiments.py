@@ -119,10 +119,10 @@ BATCHES = Experiment(
 
 #: Options without and with the refinement of the first version (§5.4), beside its Algorithm 2.
 UNREFINED: dict[str, str] = {"assign.by": "batch"}
-REFINED: dict[str, str] = {**UNREFINED, "route.refine": "true"}
+REFINED: dict[str, str] = {**UNREFINED, "route.refine": "True"}
 
 #: The same beside the second version's Algorithm 2, a counter-experiment.
-REFINED_ALONE: dict[str, str] = {"route.refine": "true"}
+REFINED_ALONE: dict[str, str] = {"route.refine": "True"}
 
 #: Runs for the first version's refinement.
 REFINEMENT = Experiment(
