@@ -304,7 +304,7 @@ def test_fig_7_with_and_without_predictions():
     for first in (1, 9):
         _, start, spans = token_of_fig_7(first)
         taken.append(spans[-1].end_ns - start)
-    # Without: 60 for block 0, then three blocks of 33 before their experts, of which 1, 2 and 2 are
+    # Without: 55 for block 0, then three blocks of 33 before their experts, of which 1, 2 and 2 are
     # on the host; each block's results come back 4 after its last expert.
     assert taken == [272, 55 + (33 + 55 + 4 + 2) + 2 * (33 + 110 + 4 + 2) + 6]
     page = (ROOT / "docs" / "engines" / "daop.md").read_text(encoding="utf-8")

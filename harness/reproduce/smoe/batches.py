@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from moebench.harness.reproduce.evidence import Evidence, Runs
+from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
 from moebench.harness.reproduce.read import curried, percent
 from moebench.harness.reproduce.smoe.experiments import BATCHES, REFINED, REFINED_ALONE, UNREFINED
 from moebench.harness.reproduce.smoe.instrumented import answer, each_seen
@@ -53,11 +53,12 @@ class Substitutes:
             self.by_row += sum(not resident(e) for e in substitutes)
 
 
-def substitutes(evidence: Evidence) -> dict[tuple[str, int], Substitutes]:
-    """Return the counts of each cell of three texts at a time, by setting and seed."""
-    found = each_seen(
-        evidence, evidence.specs(BATCHES), "substitutes", lambda run: _seen(run, evidence.scratch)
-    )
+def substitutes(
+    evidence: Evidence, experiment: Experiment = BATCHES
+) -> dict[tuple[str, int], Substitutes]:
+    """Return the counts of each cell, by setting and seed; by default of three texts at a time."""
+    specs, scratch = evidence.specs(experiment), evidence.scratch
+    found = each_seen(evidence, specs, "substitutes", lambda run: _seen(run, scratch))
     names = [one.name for one in fields(Substitutes)]
     return {
         (one["setting"], one["seed"]): Substitutes(**{name: one[name] for name in names})
