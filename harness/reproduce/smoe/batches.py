@@ -1,4 +1,4 @@
-"""What SMoE's router does in batches (§VI-B), and the first version's refinement (its §5.4).
+"""SMoE's claims S-16: its router in batches (§VI-B), and the first version's refinement (§5.4).
 
 In a batch the experts that are top-score for one row are computed anyway, so that they can replace
 low-score experts of other rows even where they are off the device.  Run documents do not tell these
@@ -7,17 +7,28 @@ substitutes from those on the device: each cell runs once more, with its routing
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from moebench.harness.reproduce.bands import Bands, sign
+from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
-from moebench.harness.reproduce.read import curried, percent
-from moebench.harness.reproduce.smoe.experiments import BATCHES, REFINED, REFINED_ALONE, UNREFINED
+from moebench.harness.reproduce.read import TPOT, Measure, curried, percent
+from moebench.harness.reproduce.smoe.experiments import (
+    ALONE,
+    BATCHES,
+    BESIDE_ALGORITHM_2,
+    REFINED,
+    REFINED_ALONE,
+    REFINEMENT,
+    UNREFINED,
+)
 from moebench.harness.reproduce.smoe.instrumented import answer, each_seen
-from moebench.harness.reproduce.smoe.measures import conditions
+from moebench.harness.reproduce.smoe.measures import conditions, measured
 from moebench.harness.run.execute import EngineRun
-from moebench.results.claims import Measured
+from moebench.results.claims import Band, Measured
 from moebench.substrate.engine.decisions import LayerView, Routed
 from moebench.systems.smoe import best_unselected_score
 
@@ -118,3 +129,46 @@ def off_device(runs: Runs) -> float:
     """Return the mean number of experts that a run's decode loads or computes on the host."""
     counts = "metrics.experts.decode"
     return runs.mean(f"{counts}.loads") + runs.mean(f"{counts}.host")
+
+
+# ----------------------------------------------------------------------------- claims
+
+
+def _of_refinement(figure: Callable[[Runs], float]) -> Measure:
+    """Return a function that measures a figure of the runs with and without the refinement."""
+    return measured(figure, REFINEMENT, said="mean over S1-S3")
+
+
+_refined = partial(Claim, needs=(REFINEMENT,), counters=(BESIDE_ALGORITHM_2, *ALONE))
+
+CLAIMS = (
+    Claim(
+        "S-16 from other rows", "Fig. 11, §VI-B",
+        "share of replaced low-score experts whose substitute is another row's top-score expert "
+        "that is off the device, batch 3", None, "%",
+        Bands(Band(low=5, high=50), None,
+              "the paper names it the second of two reasons for its gain at batch 3, without a "
+              "figure: a twentieth or more, and fewer than those on the device").effect(5),
+        of_batches(of_replaced), (BATCHES,),
+        (
+            CounterExperiment(
+                "of all low-score experts that are off the device, replaced or not",
+                measure=of_batches(of_absent), always=True, reading=True,
+            ),
+            ALONE[0],
+        ),
+    ),
+    _refined(
+        "S-16 refined TPOT", "first version, §5.4",
+        "TPOT with the refinement against without, batch 3: faster", None, "%",
+        sign(-2, "the paper says faster without a figure: 2 % or more"),
+        _of_refinement(refined_change(lambda runs: runs.mean(TPOT))),
+    ),
+    _refined(
+        "S-16 refined misses", "first version, §5.4",
+        "experts that are loaded or computed on the host, with the refinement against without, "
+        "batch 3: fewer", None, "%",
+        sign(-2, "the paper states no figure: 2 % or more"),
+        _of_refinement(refined_change(off_device)), counters=(BESIDE_ALGORITHM_2, ALONE[0]),
+    ),
+)  # fmt: skip

@@ -1,8 +1,4 @@
-"""SMoE's claims about its own parts.
-
-S-5 to S-10 are the effect of each part (Fig. 14 to 18, Table I), S-16 what the router does in
-batches (§VI-B; first version, §5.4).
-"""
+"""SMoE's claims S-5 to S-10: the effect of each of its parts (Fig. 14 to 18, Table I)."""
 
 from functools import partial
 
@@ -11,23 +7,13 @@ from moebench.harness.reproduce.bands import Bands, at_least, at_most, half_to_t
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.read import LINK, TPOT
 from moebench.harness.reproduce.smoe import measures as m
-from moebench.harness.reproduce.smoe.batches import (
-    of_absent,
-    of_batches,
-    of_replaced,
-    off_device,
-    refined_change,
-)
 from moebench.harness.reproduce.smoe.components import OTHER_MACHINE, host_over_load
 from moebench.harness.reproduce.smoe.experiments import (
     ABLATION,
     ALONE,
-    BATCHES,
-    BESIDE_ALGORITHM_2,
     CHEAPLY_PREDICTED,
     FROM_RESIDUAL,
     PREDICTION,
-    REFINEMENT,
     TABLE_I,
 )
 from moebench.harness.reproduce.smoe.importance import (
@@ -241,38 +227,4 @@ _TABLE_1 = [
     ),
 ]  # fmt: skip
 
-_refined = partial(Claim, needs=(REFINEMENT,), counters=(BESIDE_ALGORITHM_2, *ALONE))
-
-_IN_BATCHES = [
-    Claim(
-        "S-16 from other rows", "Fig. 11, §VI-B",
-        "share of replaced low-score experts whose substitute is another row's top-score expert "
-        "that is off the device, batch 3", None, "%",
-        Bands(Band(low=5, high=50), None,
-              "the paper names it the second of two reasons for its gain at batch 3, without a "
-              "figure: a twentieth or more, and fewer than those on the device").effect(5),
-        of_batches(of_replaced), (BATCHES,),
-        (
-            CounterExperiment(
-                "of all low-score experts that are off the device, replaced or not",
-                measure=of_batches(of_absent), always=True, reading=True,
-            ),
-            ALONE[0],
-        ),
-    ),
-    _refined(
-        "S-16 refined TPOT", "first version, §5.4",
-        "TPOT with the refinement against without, batch 3: faster", None, "%",
-        sign(-2, "the paper says faster without a figure: 2 % or more"),
-        _steps(refined_change(lambda runs: runs.mean(TPOT)), REFINEMENT),
-    ),
-    _refined(
-        "S-16 refined misses", "first version, §5.4",
-        "experts that are loaded or computed on the host, with the refinement against without, "
-        "batch 3: fewer", None, "%",
-        sign(-2, "the paper states no figure: 2 % or more"),
-        _steps(refined_change(off_device), REFINEMENT), counters=(BESIDE_ALGORITHM_2, ALONE[0]),
-    ),
-]  # fmt: skip
-
-CLAIMS = (*_STEPS, *_OFF_DEVICE, *_LINK, *_PREDICTION, *_BALANCE, *_TABLE_1, *_IN_BATCHES)
+CLAIMS = (*_STEPS, *_OFF_DEVICE, *_LINK, *_PREDICTION, *_BALANCE, *_TABLE_1)
