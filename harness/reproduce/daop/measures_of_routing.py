@@ -243,7 +243,9 @@ def question_changes(
     place = runs.of(setting=setting)
     present = [place.of(workload=name) for name in families if len(place.of(workload=name))]
     if not present:
-        raise MissingEvidenceError(f"no answers of {setting} on {', '.join(families)}")
+        raise MissingEvidenceError(
+            f"no answers of {setting} on {', '.join(families)}; leave --quick out"
+        )
     by_family = [
         [
             100 * (ours - unchanged)

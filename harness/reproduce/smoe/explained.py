@@ -105,7 +105,7 @@ EXPLANATIONS = {
     ),
     "S-14 host prefill limit": (
         "On S1 and S3 prompts of 272 and 181 tokens exceed it. S2's card has eight lanes, so that "
-        "a load takes 2.5 ms there, 53 rows of the host's products."
+        "a load takes 2.5 ms there, 52 rows of the host's products."
     ),
     "S-14 CPU over PCIe": (
         "The host's rate in S3's profile is the one that the steps of Fig. 14 imply, 27 GB/s, at "
