@@ -262,8 +262,8 @@ def _fig_9(evidence: Evidence) -> Exhibit:
     rows = spans({"SMoE": decoded(evidence, runs)}, first=14, layers=2)
     return timeline(
         "smoe-fig-9", "Fig. 9", "Two layers of one decoded token, S3", rows, runs.badge,
-        "simulated; the paper's figure is a sketch without times. Lanes: the GPU, its predictions, "
-        "the link and the host's experts; router, scheduling and eviction are the control thread's",
+        "simulated; the paper's figure is a sketch without times. The GPU's lane has the "
+        "prediction; router and load/CPU scheduling are the control thread's and have no lane",
     )  # fmt: skip
 
 
