@@ -259,7 +259,9 @@ def _fig_18(evidence: Evidence) -> Exhibit:
 
 def _fig_9(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(e.ABLATION).of(setting="S3", set=e.STEPS["+BA"])
-    rows = spans({"SMoE": decoded(evidence, runs)}, first=14, layers=2)
+    # An eviction bears its victim's layer and may be for any other layer.
+    kept = [one for one in decoded(evidence, runs) if one["kind"] not in ("evict", "cancel")]
+    rows = spans({"SMoE": kept}, first=14, layers=2)
     return timeline(
         "smoe-fig-9", "Fig. 9", "Two layers of one decoded token, S3", rows, runs.badge,
         "simulated; the paper's figure is a sketch without times. The GPU's lane has the "
@@ -281,7 +283,7 @@ def _batches(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(e.BATCHES)
     rows: list[Row] = []
     counted: dict[str, list[Substitutes]] = {}
-    for (name, _), one in substitutes(evidence).items():
+    for (name, _), one in sorted(substitutes(evidence).items(), key=lambda item: item[0]):
         counted.setdefault(name, []).append(one)
     for name, ones in counted.items():
         fates = {

@@ -515,7 +515,7 @@ class Made:
 SPANS = [
     {"lane": "device", "kind": "gate", "layer": i, "start_us": 10 * i, "end_us": 10 * i + 3}
     for i in (13, 14, 15, 16)
-]
+] + [{"lane": "device", "kind": "evict", "layer": 15, "start_us": 900, "end_us": 900}]
 
 
 def seen_of_all_settings(*_: Any, **__: Any) -> list[Watched]:
