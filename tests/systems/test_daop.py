@@ -1,6 +1,7 @@
 """DAOP by hand: Algorithm 1, placement, degradation, and a layer computed one layer ahead."""
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from moebench.systems.daop import (
 from moebench.systems.options import build
 from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
 from tests.systems.views import active, shape, view
+
+ROOT = Path(__file__).parents[2]
 
 # --------------------------------------------------------------------------- Algorithm 1
 
@@ -229,6 +232,84 @@ def test_host_experts_of_a_predicted_layer_read_the_state_of_the_layer_before():
     assert ahead.engine.model.stale == [(1, 2, 1)]
     assert ahead.engine.model.ahead == [(1, 2)]
     assert plain.engine.model.stale == plain.engine.model.ahead == []
+
+
+#: The last blocks of the paper's Fig. 7 in docs/engines/daop.md: experts on the device, by block.
+FIG_7 = {0: [0, 1], 1: [0], 2: [2], 3: []}
+
+
+def token_of_fig_7(first: int) -> tuple[Rig, int, list]:
+    """Return a run of one prompt token and one decoded token, the latter's start and its spans.
+
+    Every block wants experts 0 and 1, but the prompt's token wants 2 and 3 in block 2, so that
+    Algorithm 1 exchanges nothing.
+    """
+    own, of_2 = [0.5, 0.3, 0.15, 0.05], [0.05, 0.1, 0.5, 0.35]
+    gates = {(p, i): [of_2 if (p, i) == (0, 2) else own] for p in range(2) for i in FIG_7}
+    counts = [[9 * (e in experts) for e in range(4)] for experts in FIG_7.values()]
+    options = {"route.first": str(first), "place": "popular", "place.popularity": str(counts)}
+    system = build("daop", options)
+    model = FixedModel(small_shape(layers=4), gates, gates)
+    made = rig(system, model, slots=4, costs=FlatCosts(prices()))
+    made.engine.generate([[1]], 2)
+    check_timeline(made.spans, made.claims, num_experts=4, capacity=4)
+    (end, _) = (span.end_ns for span in made.spans if span.op.kind is OpKind.HEAD)
+    return made, end, [span for span in made.spans if span.start_ns >= end]
+
+
+def test_the_papers_fig_7():
+    """Both tables of docs/engines/daop.md, whose times follow from its rules and prices by hand."""
+    made, start, spans = token_of_fig_7(first=1)
+
+    def at(layer: int, kind: OpKind, lane: Lane, named: bool = False) -> str:
+        found = sorted(
+            (
+                span
+                for span in spans
+                if (span.op.layer, span.op.kind, span.lane) == (layer, kind, lane)
+            ),
+            key=lambda span: span.start_ns,
+        )
+        times = [f"{span.start_ns - start} to {span.end_ns - start}" for span in found]
+        names = [", ".join(map(str, span.op.experts)) for span in found]
+        return "; ".join(
+            [f"{n}: {t}" for n, t in zip(names, times, strict=True)] if named else times
+        )
+
+    page = (ROOT / "docs" / "engines" / "daop.md").read_text(encoding="utf-8")
+    for layer in FIG_7:
+        cells = [
+            str(layer), at(layer, OpKind.ATTEND, Lane.DEVICE),
+            at(layer, OpKind.PREDICT, Lane.DEVICE),
+            at(layer, OpKind.EXPERT, Lane.DEVICE, named=True),
+            at(layer, OpKind.EXPERT, Lane.HOST, named=True),
+            at(layer, OpKind.COMBINE, Lane.DEVICE),
+        ]  # fmt: skip
+        line = "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|"
+        assert line in page, line
+    used = {layer: {e for p, at, e in made.engine.model.computed if (p, at) == (1, layer)}
+            for layer in FIG_7}  # fmt: skip
+    assert used == {0: {0, 1}, 1: {0, 1}, 2: {0, 2}, 3: {0, 1}}
+    for layer, experts in FIG_7.items():
+        row = [str(layer), ", ".join(map(str, experts)), "0, 1", ", ".join(map(str, used[layer]))]
+        assert "|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" in page
+    # The host computes on the state of the block before, the device on the block's own.
+    assert sorted(made.engine.model.stale) == [(1, 1, 1), (1, 2, 0), (1, 3, 0), (1, 3, 1)]
+    decode = made.counts["decode"]
+    assert (decode.loads, decode.host, decode.routed_ahead, decode.degraded) == (0, 4, 6, 1)
+
+
+def test_fig_7_with_and_without_predictions():
+    taken = []
+    for first in (1, 9):
+        _, start, spans = token_of_fig_7(first)
+        taken.append(spans[-1].end_ns - start)
+    # Without: 55 for block 0, then three blocks of 33 before their experts, of which 1, 2 and 2 are
+    # on the host; each block's results come back 4 after its last expert.
+    assert taken == [272, 55 + (33 + 55 + 4 + 2) + 2 * (33 + 110 + 4 + 2) + 6]
+    page = (ROOT / "docs" / "engines" / "daop.md").read_text(encoding="utf-8")
+    assert "the token takes 272." in page
+    assert "takes 453." in page
 
 
 def test_what_became_of_experts_and_predictions():

@@ -37,8 +37,8 @@ from moebench.substrate.machines.profile_ranges import moved
 
 CATALOGUE = [
     "a100", "a100@daop", "a5000", "a5000@duoserve", "a6000", "a6000@daop", "a6000@duoserve",
-    "h100", "h200", "l4@moe-lightning", "rtx3080ti", "rtx4060ti", "rtx4090", "rtx5070ti",
-    "t4@moe-lightning",
+    "a6000@smoe-8core", "h100", "h200", "l4@moe-lightning", "rtx3080ti", "rtx4060ti", "rtx4090",
+    "rtx5070ti", "t4@moe-lightning",
 ]  # fmt: skip
 
 # name: device GiB, device GB/s, bf16 TFLOPS with fp32 accumulation, W, H2D GB/s, host GEMV GB/s
@@ -48,6 +48,7 @@ EXPECTED = {
     "a6000": (48, 768, 154.8, 300, 26, 27),
     "a6000@daop": (48, 768, 154.8, 300, 5.24, 43),
     "a6000@duoserve": (48, 768, 154.8, 300, 25.5, 95),
+    "a6000@smoe-8core": (48, 768, 154.8, 300, 26, 43.9),
     "a5000": (24, 768, 111.1, 230, 25.5, 85),
     "a5000@duoserve": (24, 768, 111.1, 230, 25.5, 85),
     "rtx5070ti": (16, 896, 87.9, 300, 53, 57),
@@ -141,6 +142,10 @@ def test_variants_differ_from_their_machine_only_around_the_gpu() -> None:
     assert (daop.link.name, daop.link.pinned, daop.host.cores.count) == ("PCIe 3.0 x16", False, 18)
     assert daop.link.pinned_h2d.bytes_per_s == pytest.approx(12e9)
     assert load_profile("a6000@duoserve").host.cores.count == 16
+    smoe = load_profile("a6000@smoe-8core")
+    assert (smoe.link, smoe.disk) == (load_profile("a6000").link, load_profile("a6000").disk)
+    assert smoe.host.cores.count == 8
+    assert not smoe.host.gemv_holds_dispatch  # its rate is of reads, not of an expert's time
     assert load_profile("a5000@duoserve").host.cores.count == 12
 
 
