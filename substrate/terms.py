@@ -15,10 +15,13 @@ Phase = Literal["prefill", "decode"]
 #: Data of recorded tokens, in addition to chosen experts, from which systems can be fitted.
 #: Predictions are those of the system's own predictors; sensitivity and losses need a computing
 #: model.
-Learnt = Literal["scores", "hidden", "embedding", "predictions", "sensitivity", "loss"]
+Learnt = Literal[
+    "scores", "hidden", "embedding", "token_embeddings", "predictions", "sensitivity", "loss"
+]
 #: Names in messages of the kinds of data that a trace must hold for systems that need them.
 WORDS: dict[Learnt, str] = {
     "scores": "gate scores", "hidden": "hidden states", "embedding": "embeddings",
+    "token_embeddings": "token embeddings",
 }  # fmt: skip
 #: Token ids of each text.
 Texts = Sequence[Sequence[int]]
@@ -61,8 +64,9 @@ class RoutedSequence:
     ``ids_TLK`` are the chosen experts, best first; ``prefill`` of the T tokens are the prompt.
     Optional are all gate scores; each layer's predictions of the next MoE layer's scores, by kind
     of lookahead; the hidden states that the gates read; the prompt's mean token embedding; each
-    layer's sensitivity to the share of a token's lowest expert (`DifferentiableDecoder`); and the
-    tokens themselves.  A prediction that was not made is NaN; the last layer's is not used.
+    token's embedding; each layer's sensitivity to the share of a token's lowest expert
+    (`DifferentiableDecoder`); and the tokens themselves.  A prediction that was not made is NaN;
+    the last layer's is not used.
     """
 
     ids_TLK: np.ndarray
@@ -71,6 +75,7 @@ class RoutedSequence:
     predicted_TLE: Mapping[str, np.ndarray] = field(default_factory=dict)
     hidden_TLH: np.ndarray | None = None
     embedding_H: np.ndarray | None = None
+    embedding_TH: np.ndarray | None = None
     sensitivity_L: np.ndarray | None = None
     tokens_T: np.ndarray | None = None
 

@@ -78,6 +78,8 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "missing experts with low scores come as int4 or are skipped; four-term eviction"),
     "swapmoe": ("swapmoe", "SwapMoE",
         "tokens use residents alone, the most important experts are swapped in behind them"),
+    "sida": ("sida", "SiDA",
+        "a network predicts every layer's experts from the tokens, before a pass"),
     "edgemoe": ("edgemoe", "EdgeMoE",
         "one width per expert, preloading by activation paths, use over distance"),
     "lfru": ("lfru", "LFRUCache",
@@ -112,6 +114,8 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
         "a two-ended greedy by constants, staged prefill, no prefetch in decode"),
     "fiddler": ("fiddler_shipped", "ShippedFiddler",
         "constants for costs, their least sum, nothing overlaps"),
+    "sida": ("sida", "ShippedSiDA",
+        "all experts that are not predicted go back first, and every copy blocks"),
 }  # fmt: skip
 
 #: Engines of which an earlier version decided otherwise: name → (module, class, one line).
@@ -185,6 +189,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "skip-missing": ("hobbit", "SkipMissing"),
         "cache-prior": ("cache_prior", "CachePrior"),
         "masked": ("swapmoe", "MaskedGating"),
+        "hash-function": ("sida", "HashRouting"),
     },
     "assign": {
         "load": ("policies.assign", "LoadAll"),
@@ -235,6 +240,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "fate": ("lfru", "Fate"),
         "activation-paths": ("edgemoe", "ActivationPaths"),
         "two-buffers": ("freetoken", "TwoBuffers"),
+        "predicted-union": ("sida", "PredictedUnion"),
     },
     "admit": {
         "all": ("substrate.engine.system", "AdmitAll"),
@@ -281,6 +287,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "oldest-call": ("freetoken", "OldestCall"),
         "frequency-distance": ("edgemoe", "FrequencyOverDistance"),
         "dispatch-lru": ("qvac_lru", "DispatchLRU"),
+        "first-not-predicted": ("sida", "FirstNotPredicted"),
     },
 }
 

@@ -55,7 +55,9 @@ def _rooms(engine: Engine) -> tuple[int, int]:
 def waits_for_gates(engine: Engine) -> bool:
     """Return whether each layer's experts were computed after its gate and before the next one."""
     decode = engine.tally.by_phase["decode"]
-    early = decode.routed_ahead or decode.deferred or engine.system.reads_unfinished
+    system = engine.system
+    early = decode.routed_ahead or decode.deferred or system.reads_unfinished
+    early = early or system.route.routes_passes
     return not early
 
 

@@ -289,7 +289,9 @@ def written(
                 prompts, write(decoder, prompts, NEW_TOKENS, model.end), strict=True
             ):
                 text = [*prompt, *answer]
-                (routed,) = read(decoder, [text], len(prompt), kinds, states)
+                (routed,) = read(
+                    decoder, [text], len(prompt), kinds, states, "token_embeddings" in also
+                )
                 if sensitive is not None:
                     measured_L = sensitive.sensitivity(text, seed=len(found))
                     routed = replace(routed, sensitivity_L=measured_L)
@@ -310,6 +312,7 @@ def written(
             arrays[f"ids.{i}"], arrays[f"prefill.{i}"].item(), scores_TLE=arrays.get(f"scores.{i}"),
             hidden_TLH=arrays.get(f"hidden.{i}"), embedding_H=arrays.get(f"embedding.{i}"),
             predicted_TLE={kind.value: arrays[f"{kind}.{i}"] for kind in kinds},
+            embedding_TH=arrays.get(f"token_embeddings.{i}"),
             sensitivity_L=arrays.get(f"sensitivity.{i}"), tokens_T=arrays.get(f"loss.{i}"),
         )
         for i in range(count)
@@ -330,7 +333,7 @@ def _packed(sequences: Sequence[RoutedSequence], also: frozenset[Learnt]) -> Art
         arrays[f"ids.{i}"], arrays[f"prefill.{i}"] = s.ids_TLK.astype(np.int16), np.array(s.prefill)
         more = {
             "scores": s.scores_TLE, "hidden": s.hidden_TLH, "embedding": s.embedding_H,
-            "sensitivity": s.sensitivity_L, "loss": s.tokens_T,
+            "token_embeddings": s.embedding_TH, "sensitivity": s.sensitivity_L, "loss": s.tokens_T,
         }  # fmt: skip
         arrays |= {f"{what}.{i}": x for what, x in more.items() if what in also and x is not None}
         arrays |= {f"{kind}.{i}": predicted_TLE for kind, predicted_TLE in s.predicted_TLE.items()}

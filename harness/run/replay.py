@@ -39,6 +39,9 @@ from moebench.substrate.traces.replay import Replay, check_topology
 from moebench.substrate.traces.scores import Reconstruction, spread_of
 from moebench.systems.registry import name_of
 
+#: The data among `WORDS` that a trace can hold.
+ARRAYS = WORDS.keys() - {"token_embeddings"}
+
 
 @dataclass(slots=True, kw_only=True)
 class ReplaySession(Session):
@@ -223,15 +226,19 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
     for decision, policy in system.policies.items():
         if source.session is None and "loss" in learn.learnt_from([policy]):
             raise UsageError(learn.no_losses(name, decision, policy))
-        reads = {"hidden": policy.reads_hidden, "embedding": policy.reads_embedding}
+        reads = {
+            "hidden": policy.reads_hidden, "embedding": policy.reads_embedding,
+            "token_embeddings": policy.reads_token_embeddings,
+        }  # fmt: skip
         learns = learn.learnt_from([policy])
         for what in WORDS:
             if not header.has(what) and (reads.get(what) or what in learns):
                 verb = "reads" if reads.get(what) else "learns from"
+                record = ", or record a trace that holds them: moebench trace record"
                 raise UsageError(
                     f"{name}: holds no {WORDS[what]}, {decision}={name_of(decision, policy)} "
-                    f"{verb} them; swap it with --set, {live}, or record a trace that holds them: "
-                    "moebench trace record"
+                    f"{verb} them; swap it with --set, {'or ' * (what not in ARRAYS)}{live}"
+                    f"{record * (what in ARRAYS)}"
                 )
     if header.scores is not None and spec.reconstruct_scores:
         raise UsageError(f"--reconstruct-scores: {name} has gate scores")

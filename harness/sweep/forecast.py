@@ -321,7 +321,9 @@ class Learner:
             : len(prompt) + self._learn.NEW_TOKENS
         ]
         states = bool(also & {"hidden", "embedding"})
-        (found,) = read(self._decoder, [text], len(prompt), kinds, states)
+        (found,) = read(
+            self._decoder, [text], len(prompt), kinds, states, "token_embeddings" in also
+        )
         if "sensitivity" in also:
             decoder = self._session.weights.sharing().differentiable()
             return replace(found, sensitivity_L=decoder.sensitivity(text, seed=0))

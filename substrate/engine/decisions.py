@@ -85,11 +85,13 @@ class Routed(NamedTuple):
         weigh_as_TK: whose gate weight each position gets (usually ``ids_TK`` itself).
         top_score: experts that the system counts as important, over all rows; None if it does not
             make the distinction (then every active expert counts).
+        weights_TK: weights in place of the gate's; None keeps these.
     """
 
     ids_TK: Ids
     weigh_as_TK: Ids
     top_score: frozenset[int] | None = None
+    weights_TK: Scores | None = None
 
 
 class Active:

@@ -29,7 +29,7 @@ from moebench.substrate.engine.decisions import (
     Prompts,
 )
 from moebench.substrate.engine.operations import operations
-from moebench.substrate.engine.policies import Admission, Eviction, Routing
+from moebench.substrate.engine.policies import Admission, Eviction, Prefetching, Routing
 from moebench.substrate.engine.prefetches import Prefetches
 from moebench.substrate.engine.records import (
     NO_LOADS,
@@ -46,7 +46,7 @@ from moebench.substrate.engine.records import (
 from moebench.substrate.engine.system import System
 from moebench.substrate.engine.transfers import Transfers
 from moebench.substrate.errors import UsageError
-from moebench.substrate.machines.protocol import Machine, Op, OpKind, Span, op_of
+from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, op_of
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Home
@@ -93,6 +93,8 @@ class Engine:
             admit.uploads is not Admission.uploads or admit.pass_ends is not Admission.pass_ends
         )
         self._lingers = type(system.evict).lingering is not Eviction.lingering
+        self._routes_passes = system.route.routes_passes
+        self._leaves = type(system.prefetch).leaving is not Prefetching.leaving
         self._routes_ahead = type(system.route).routes_ahead is not Routing.routes_ahead
         self._lossless = system.lossless
         self._whole_layers = system.assign.whole_layers(model.shape)
@@ -104,6 +106,7 @@ class Engine:
         self._reads_hidden = system.reads_hidden
         self._reads_embedding = system.reads_embedding
         self._reads_norms = system.reads_token_norms
+        self._reads_token_embeddings = system.reads_token_embeddings
 
     def start(self) -> int:
         """Put experts on the device as the system places them; return how many were placed.
@@ -177,6 +180,10 @@ class Engine:
         """Run one pass over the whole prompts, or over one token of each sequence."""
         model, shape = self.model, self.model.shape
         p = self._pass = self._begin_pass(phase, model.embed(phase))
+        if self._routes_passes:
+            self._route_pass()
+        if self._leaves:
+            self.transfers.send_back(self.system.prefetch.leaving(phase))
         self._prefetches.open(phase)
         for layer in range(shape.num_layers):
             attend = Op(_ATTEND, layer, (p.rows,), (), p.context, p.pairs)
@@ -188,6 +195,14 @@ class Engine:
         head = self._ops.head(op_of(OpKind.HEAD, -1, (len(self._lengths),)))
         self.machine.wait(head)
         return cast(list[int], head.value)
+
+    def _route_pass(self) -> None:
+        """Let the system choose the experts of all layers of the pass, and wait for its choice."""
+        route = self.system.route
+        embedding_TH = self.model.token_embeddings() if self._reads_token_embeddings else None
+        op = route.pass_op(self._pass.rows)
+        done = self.machine.submit(op, Lane.PREDICT, (), route.plan_pass, self._pass, embedding_TH)
+        self.machine.wait(done)
 
     def _begin_pass(self, phase: Phase, rows: int) -> ForwardPass:
         prefill = phase == "prefill"
@@ -240,9 +255,9 @@ class Engine:
             self._admit(now)
 
     def _gate(self, layer: int, ahead: Ahead | None) -> LayerView:
-        """Compute the gate; the control thread waits for it, unless the layer was routed ahead."""
+        """Compute the gate; the control thread waits for it, unless the layer is routed already."""
         self._ops.next_layer()
-        if ahead:
+        if ahead or self._routes_passes:
             return self._view(layer, self.model.gate(layer))
         gated = self._ops.common(_GATE, layer, self._pass.rows, self.model.gate)
         self.machine.wait(gated)
@@ -285,6 +300,8 @@ class Engine:
             system.observe(view)
             routed = ahead.routed if ahead else system.route.route(view)
             rows = self.model.dispatch(layer, routed.ids_TK, routed.weigh_as_TK)
+            if routed.weights_TK is not None:
+                self.model.weigh(layer, routed.weights_TK)
             rest = {e: n for e, n in rows.items() if e not in ahead.on_host} if ahead else rows
             active = Active(rest, view)
             view.absent = active.absent

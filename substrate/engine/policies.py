@@ -23,6 +23,7 @@ from moebench.substrate.engine.decisions import (
     Active,
     Fetch,
     Forecast,
+    ForwardPass,
     LayerView,
     Plan,
     Prompts,
@@ -42,6 +43,9 @@ class Policy(ABC):
     #: Whether the policy reads `LayerView.hidden_TH`, and `Prompts.embedding_BH`.
     reads_hidden: ClassVar[bool] = False
     reads_embedding: ClassVar[bool] = False
+    #: Whether the policy reads the embeddings of a pass's tokens (`Routing.plan_pass`), which no
+    #: replay has.
+    reads_token_embeddings: ClassVar[bool] = False
     #: Whether the policy reads `LayerView.norm_T`, the norms of the states that gates read.
     reads_token_norms: ClassVar[bool] = False
     #: Whether the policy reads the norms of experts' weights: `weight_norms` is then called before
@@ -52,9 +56,10 @@ class Policy(ABC):
     #: Whether the policy learns from recorded routing: `calibrate` is then called before `start`.
     calibrates: ClassVar[bool] = False
     #: Fields of a sequence that `calibrate` reads in addition to ``ids_TLK`` and ``prefill``:
-    #: ``scores_TLE``, ``hidden_TLH``, ``embedding_H``, ``predicted_TLE`` or ``sensitivity_L``; no
-    #: trace has the last one.  Fields that no policy reads are not recorded.  With ``loss``,
-    #: `measure` is called, which needs a computing model too.
+    #: ``scores_TLE``, ``hidden_TLH``, ``embedding_H``, ``embedding_TH``, ``predicted_TLE`` or
+    #: ``sensitivity_L``; no trace has embeddings of tokens, or sensitivities.  Fields that no
+    #: policy reads are not recorded.  With ``loss``, `measure` is called, which needs a computing
+    #: model, too.
     learns_from: ClassVar[frozenset[Learnt]] = frozenset()
     #: An option and its value with which it measures no losses; "" if there is none.
     without_losses: ClassVar[str] = ""
@@ -240,6 +245,25 @@ class Routing(Policy):
         """The predictor by whose scores layers are routed ahead; None if none is."""
         return None
 
+    @property
+    def routes_passes(self) -> bool:
+        """Whether `plan_pass` chooses the experts of all layers when a pass begins, prompts too.
+
+        No gate is then charged or waited for.
+        """
+        return False
+
+    def pass_op(self, rows: int) -> Op:
+        """Return the operation, on the prediction lane, by which `plan_pass` chooses for rows."""
+        raise NotImplementedError(f"{type(self).__name__} routes passes and has no `pass_op`")
+
+    def plan_pass(self, forward: ForwardPass, embedding_TH: np.ndarray | None) -> None:
+        """Choose the experts of all layers, which `route` then returns layer by layer.
+
+        Args:
+            embedding_TH: of each row of the pass, for policies that read it.
+        """
+
     def routes_ahead(self, layer: int) -> bool:
         """Return whether this layer is routed while the one before it computes (decode only)."""
         return False
@@ -306,6 +330,13 @@ class Prefetching(Policy):
         """Return fetches for the beginning of a pass, whose first MoE layer is ``layer``.
 
         In decode, an empty result keeps the fetches of the pass before queued.
+        """
+        return ()
+
+    def leaving(self, phase: Phase) -> Sequence[tuple[int, int]]:
+        """Return experts (layer, expert) to copy back to the host before the `opening` of a pass.
+
+        The control thread waits for each copy.
         """
         return ()
 

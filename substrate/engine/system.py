@@ -195,6 +195,11 @@ class System:
         return any(policy.reads_token_norms for policy in self.policies.values())
 
     @property
+    def reads_token_embeddings(self) -> bool:
+        """Whether a policy reads the embeddings of a pass's tokens."""
+        return any(policy.reads_token_embeddings for policy in self.policies.values())
+
+    @property
     def reads_weight_norms(self) -> bool:
         """Whether a policy reads the norms of experts' weights."""
         return any(policy.reads_weight_norms for policy in self.policies.values())

@@ -8,7 +8,7 @@ evicted, and the eviction policy hears of the expert once the upload is complete
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from moebench.substrate.engine.decisions import EXPERT_OF, Fetch
 from moebench.substrate.engine.policies import Eviction, Placement
@@ -241,6 +241,24 @@ class Transfers:
             elif not self._is_here(fetch):  # a queued prefetch may have begun meanwhile
                 self.demand_when_free(fetch)
                 self._started[fetch.layer].append(fetch.expert)
+
+    def send_back(self, experts: Iterable[tuple[int, int]]) -> None:
+        """Copy experts back to the host one by one, and free the slot of each once it is there.
+
+        The control thread waits for each copy.  Experts without a slot, on their way to it, or not
+        kept are skipped.
+        """
+        cache, machine = self.cache, self.machine
+        for layer, expert in experts:
+            key = cache.key(layer, expert)
+            if not cache.holds(key) or not cache.has_come(key) or key in self._passing:
+                continue
+            back = machine.write_back(layer, expert, cache.slot_of(key), machine.now_ns())
+            machine.wait(back)
+            with machine.lock:
+                self.evict.left(key)
+                self._holding -= 1
+                cache.let_go(key, back)
 
     def take_started(self, layer: int) -> list[int]:
         """Return the experts of a layer's prefetches that began, and forget them."""

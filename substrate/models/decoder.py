@@ -192,6 +192,11 @@ class Decoder:
         )  # fmt: skip
         return {expert: len(filled) for expert, filled in places.items()}
 
+    def weigh(self, layer: int, weights_TK: np.ndarray) -> None:
+        """Replace the weights of the experts of the layer that was dispatched last."""
+        block = self._blocks[layer]
+        block.weights = self._device.put(torch.from_numpy(weights_TK)).to(block.weights.dtype)
+
     def _gathered(self, layer: int, ids_TK: Tensor, read_as_TK: Tensor | None) -> Tensor | None:
         """Return the outputs of all (row, rank) places ``[T·K, H]`` from one product, if cheaper.
 
@@ -336,6 +341,10 @@ class Decoder:
         """Return the Euclidean norm of each row of `hidden` ``[T]``."""
         norms: np.ndarray = np.linalg.norm(self.hidden(layer), axis=1)
         return norms
+
+    def token_embeddings(self) -> np.ndarray:
+        """Return the embedding of each row of the pass ``[T, H]``, before its first layer."""
+        return self._numpy(self._x.float())
 
     def embedding(self) -> np.ndarray:
         """Return the mean token embedding of each prompt ``[B, H]``."""

@@ -71,6 +71,9 @@ class Model(Protocol):
         its weight is 0, and gates that renormalise do so over the other experts.
         """
 
+    def weigh(self, layer: int, weights_TK: "np.ndarray") -> None:
+        """Replace the weights of the experts of the layer that was dispatched last."""
+
     def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         """Compute active experts on their rows, on the device, from records in a form."""
 
@@ -112,6 +115,12 @@ class Model(Protocol):
 
     def token_norms(self, layer: int) -> "np.ndarray | None":
         """Return the Euclidean norm of each row of `hidden` ``[T]``, or None if it is not known."""
+
+    def token_embeddings(self) -> "np.ndarray":
+        """Return the embedding of each row ``[T, H]`` of the pass that `embed` began.
+
+        Raises UsageError: a trace is replayed.
+        """
 
     def embedding(self) -> "np.ndarray":
         """Return the mean token embedding of each prompt ``[B, H]``."""

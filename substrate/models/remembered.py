@@ -76,6 +76,18 @@ class RememberedPrefills:
         experts, rows = np.unique(ids_TK, return_counts=True)
         return dict(zip(experts.tolist(), rows.tolist(), strict=True))
 
+    def weigh(self, layer: int, weights_TK: np.ndarray) -> None:
+        """Replace the weights of a decoded layer's experts; a prefill with others is refused."""
+        if self._phase == "prefill":
+            raise UsageError("only exact prefills can be remembered; run each system alone")
+        self._decoder.weigh(layer, weights_TK)
+
+    def token_embeddings(self) -> np.ndarray:
+        """Return the embedding of each row of a pass; a known prefill is computed without them."""
+        if self._known:
+            raise UsageError("a remembered prefill has no embeddings; run each system alone")
+        return self._decoder.token_embeddings()
+
     def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         """Compute experts on the device, except in a known prefill."""
         if not self._known:

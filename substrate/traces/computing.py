@@ -53,6 +53,10 @@ class RoutedDecoder:
         """Return the norms of the recorded hidden state, or None if it is not recorded."""
         return self._recorded.token_norms(layer)
 
+    def token_embeddings(self) -> np.ndarray:
+        """Raise UsageError: no trace holds them."""
+        return self._recorded.token_embeddings()
+
     def embedding(self) -> np.ndarray:
         """Return the recorded embeddings of the prompts."""
         return self._recorded.embedding()

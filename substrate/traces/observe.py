@@ -51,7 +51,7 @@ def margins(logits: Sequence[Tensor], lengths: Sequence[int]) -> np.ndarray:
 @torch.inference_mode()
 def read(
     decoder: Decoder, texts: Sequence[Sequence[int]], prefill: int,
-    lookaheads: Sequence[Lookahead] = LOOKAHEADS, states: bool = False,
+    lookaheads: Sequence[Lookahead] = LOOKAHEADS, states: bool = False, embeddings: bool = False,
 ) -> list[RoutedSequence]:  # fmt: skip
     """Return a model's routing and predictions for texts, computed as one batch in one pass.
 
@@ -62,6 +62,7 @@ def read(
 
     Args:
         states: also keep the hidden states that gates read, and the prompts' embeddings.
+        embeddings: also keep each token's embedding.
     """
     means: Sequence[np.ndarray | None] = [None] * len(texts)
     if states:
@@ -80,6 +81,11 @@ def read(
             missing = np.full_like(scores[-1], np.nan)
             predicted[kind.value].append(missing if guess is None else guess.astype(np.float16))
     ends = np.cumsum([len(text) for text in texts])[:-1]
+    embedded: Sequence[np.ndarray | None] = [None] * len(texts)
+    if embeddings:
+        decoder.begin(texts, 0)
+        decoder.embed("prefill")
+        embedded = np.split(decoder.token_embeddings().astype(np.float16), ends)
 
     def by_text(layers: list[np.ndarray]) -> list[np.ndarray]:
         return np.split(np.stack(layers, axis=1), ends)
@@ -94,6 +100,7 @@ def read(
             predicted_TLE={kind: parts[b] for kind, parts in kinds.items()},
             hidden_TLH=states_TLH[b],
             embedding_H=means[b],
+            embedding_TH=embedded[b],
         )
         for b, (ids_TLK, scores_TLE) in enumerate(zip(by_text(ids), by_text(scores), strict=True))
     ]

@@ -177,6 +177,9 @@ class TracedModel:
         experts = counts.nonzero()[0]
         return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
 
+    def weigh(self, layer: int, weights_TK: np.ndarray) -> None:
+        """Do nothing: a replay adds no outputs."""
+
     def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         """Do nothing: a replay computes no expert."""
 
@@ -223,6 +226,10 @@ class TracedModel:
         """Return the norms of the recorded hidden state, or None if it is not recorded."""
         norms, state = self._pass.norms.get(self._gated), self._pass.hidden.get(self._gated)
         return np.linalg.norm(state, axis=1) if norms is None and state is not None else norms
+
+    def token_embeddings(self) -> np.ndarray:
+        """Raise UsageError: no trace holds them."""
+        raise UsageError("the trace holds no token embeddings; run the system live")
 
     def embedding(self) -> np.ndarray:
         """Return the recorded mean token embeddings of the batch's prompts."""
