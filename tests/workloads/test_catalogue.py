@@ -172,6 +172,16 @@ def test_text_in_passages_of_whole_words(small: Path) -> None:
         load(workload("text"), data_dir=small)
 
 
+def test_c4_is_read_from_its_own_file_and_has_no_train_split(small: Path) -> None:
+    (small / "corpus").mkdir()
+    (small / "corpus" / "c4_demo.txt").write_text("word " * PASSAGE_WORDS)
+    sample = load(workload("c4"), data_dir=small)
+    assert (sample.available, sample.source) == (1, "corpus/c4_demo.txt")
+    for name, split in (("c4", "train"), ("text", "test")):
+        with pytest.raises(InputError, match="no such split of workload"):
+            load(workload(name), split, data_dir=small)  # type: ignore[arg-type]
+
+
 def test_truthfulqa_in_own_words_does_not_show_the_options(data_dir: Path) -> None:
     shown = load(workload("truthfulqa"), data_dir=data_dir).examples
     bare = load(workload("truthfulqa_gen"), data_dir=data_dir).examples

@@ -108,7 +108,9 @@ def test_temperatures_from_0_to_2_are_allowed(value: float) -> None:
 
 def test_a_package_is_not_told_how_to_draw() -> None:
     with pytest.raises(UsageError, match="a package runs by itself"):
-        resolve(None, system="accelerate", model="mixtral-8x7b", machine="local", temperature=0.5)
+        resolve(
+            None, system="native-accelerate", model="mixtral-8x7b", machine="local", temperature=0.5
+        )
 
 
 def test_a_sweep_has_temperatures_as_an_axis() -> None:

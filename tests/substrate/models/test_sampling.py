@@ -133,7 +133,7 @@ def alone(checkpoint: Checkpoint) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2]])
-@pytest.mark.parametrize("system", ["moe-ondemand", "mixtral-offloading", "fiddler"])
+@pytest.mark.parametrize("system", ["moe-ondemand", "mixtral-offloading", "acc"])
 def test_a_text_does_not_depend_on_its_batch_or_on_a_lossless_system(
     checkpoint: Checkpoint, alone: list[list[int]], system: str, order: list[int]
 ) -> None:
