@@ -127,7 +127,7 @@ _PREDICTOR = (
         "time to collect the predictor's data with ACC's schedule, 2.5 % of a data set", 6.5, "h",
         Bands(Band(low=5, high=8), Band(low=2.5, high=16),
               "the paper's 5 to 8 hours, of devices and models; direction: from half to twice"),
-        m.of_both(m.collection_hours(), "time of a text times 2,190 and 5,001 texts, mean of cells"),
+        m.of_both(m.collection_hours(), "a text times 2,190 and 5,001 texts, mean of cells"),
         e.BOTH,
         (
             e.VLLM,
