@@ -94,7 +94,7 @@ def _slots_over_own(runs: Runs, reserved: bool) -> float:
     layers = len(shape.moe_layers)
     experts = layers * shape.num_experts * shape.expert_bytes(spec["precision"])
     by_equation = (peak - shape.common_bytes(spec["precision"])) * shape.num_experts / experts
-    return by_equation / (spec["slots"] / layers)
+    return float(by_equation / (spec["slots"] / layers))
 
 
 def slots_by_equation_1(runs: Runs) -> float:

@@ -84,7 +84,7 @@ def test_a_vanishing_temperature_and_a_vanishing_top_p_take_the_likeliest(
 
 
 def test_seed_prompt_and_place_each_change_the_noise() -> None:
-    """Of 200 even draws among 8 tokens about an eighth are equal by chance."""
+    """By chance an eighth of 200 draws among 8 equally likely tokens is equal."""
     even = np.zeros(8)
 
     def drawn(seed: int = 0, prompt: int = 1, first: int = 0) -> list[int]:
