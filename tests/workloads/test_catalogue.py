@@ -17,7 +17,7 @@ from moebench.workloads.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
-    "alpaca", "arc_challenge", "arc_easy", "arithmetic", "bbh", "boolq", "equations", "facts",
+    "alpaca", "arc_challenge", "arc_easy", "arithmetic", "bbh", "boolq", "c4", "equations", "facts",
     "gaokao", "gaokao_biology", "gaokao_history", "gaokao_math_i", "gaokao_math_ii", "gsm8k",
     "hellaswag", "inflection", "math", "mmlu", "mt_bench", "nq_open", "orca_math", "passages",
     "piqa", "race_middle", "sharegpt", "squad", "text", "triviaqa", "truthfulqa",
