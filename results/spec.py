@@ -44,6 +44,9 @@ DEFAULT_PROMPTS = 32
 #: Largest number that an option accepts: a larger one is a typing error.
 MOST = 10**7
 
+#: Largest temperature, as servers accept it.
+MOST_TEMPERATURE = 2.0
+
 #: Largest batch: FlexGen's authors measured up to 1,152 sequences, moebench's cost model is tested
 #: up to this number.
 MOST_BATCH = 1024
@@ -159,7 +162,9 @@ class RunSpec(Extensible):
     Two runs with equal specs, code and data give equal results; the spec's hash is the run's id.
     """
 
-    NEWER: ClassVar[frozenset[str]] = frozenset({"quant", "context", "clairvoyant"})
+    NEWER: ClassVar[frozenset[str]] = frozenset(
+        {"quant", "context", "temperature", "top_p", "clairvoyant"}
+    )
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -257,12 +262,23 @@ class RunSpec(Extensible):
         detail="Changed decisions and options of the system; `set` in a sweep's file.",
         part="system", own="always", typed="set")] = Field(default_factory=dict)
     seed: Annotated[int, Field(ge=0, lt=2**63), Option(
-        help="Random seed for drawing the prompts.",
+        help="Random seed for drawing the prompts, and tokens with --temperature.",
         part="cell", axis="seeds", on=EVERY - {"trace"})] = 0
     scoring: Annotated[Scoring, Option(
         help="Scoring mode: fixed-length [default], generation, likelihood or prefill.",
         part="condition", rank=5, named=True,
         on=EVERY - {"trace", "replayed", "drawn", "real", "evaluated"})] = "fixed-length"
+    temperature: Annotated[float, Field(ge=0, le=MOST_TEMPERATURE), Option(
+        help="Temperature at which tokens are drawn, 0 to 2; 0 takes the likeliest.",
+        detail="Live runs only: a replay's text is the trace's. With `fixed-length` there is then "
+        "no score.",
+        part="condition", own="always", axis="temperatures",
+        on=EVERY - {"native", "trace", "replayed", "drawn", "real", "evaluated"})] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1), Option(
+        help="Draw among the likeliest tokens whose probabilities add up to this, above 0 to 1.",
+        detail="Needs a temperature above 0.",
+        part="condition", own="always",
+        on=EVERY - {"native", "trace", "replayed", "drawn", "real", "evaluated"})] = 1.0
     few_shot: Annotated[int, Field(ge=0, le=MOST), Option(
         help="Worked examples before each question; paper: as many as the paper used.",
         part="condition", rank=3, word="paper", on=EVERY - {"trace", "real", "evaluated"})] = 0

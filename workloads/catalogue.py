@@ -127,5 +127,9 @@ _ALL = (
         "text", "Plain text: WikiText-2", "language modelling", "perplexity", 128,
         source=("corpus",), template="{prompt}",
     ),
+    _free(
+        "c4", "Plain text: C4", "language modelling", "perplexity", 128, {"DAOP": 0},
+        source=("corpus",), template="{prompt}", train=False,
+    ),
 )  # fmt: skip
 _CATALOGUE = {entry.name: entry for entry in _ALL}

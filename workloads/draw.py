@@ -19,8 +19,11 @@ from moebench.workloads.workload import Workload
 
 #: Number of generated exercises that a draw chooses from (more if more are requested).
 GENERATED_POOL = 1000
-#: Plain text: the file of each split, and the number of words of a passage.
-TEXT_FILES = {"test": "wikitext2_test.txt", "train": "wikitext2_valid.txt"}
+#: Plain text: the file of each workload's splits, and the number of words of a passage.
+TEXT_FILES = {
+    "text": {"test": "wikitext2_test.txt", "train": "wikitext2_valid.txt"},
+    "c4": {"test": "c4_demo.txt"},
+}
 PASSAGE_WORDS = 128
 
 
@@ -127,8 +130,8 @@ def _files(
 ) -> list[Path]:
     """Return the split's file in each of the workload's folders, and check that all exist."""
     jsonl = {name: f"{name}.jsonl" for name in SPLITS}
-    names = TEXT_FILES if workload.metric == "perplexity" else jsonl
-    files = [data_dir / folder / names[split] for folder in folders]
+    names = TEXT_FILES.get(workload.name, jsonl)
+    files = [data_dir / folder / names.get(split, jsonl[split]) for folder in folders]
     for file in files:
         if not file.parent.is_dir():
             raise InputError(

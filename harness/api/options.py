@@ -48,6 +48,8 @@ class Options(TypedDict, total=False):
     set: Mapping[str, Any]
     seed: int
     scoring: Scoring
+    temperature: float
+    top_p: float
     few_shot: int | str
     plain_prompts: bool
     calibrate_from: str

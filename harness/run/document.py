@@ -25,6 +25,7 @@ from moebench.harness.run.identity import code_hash
 from moebench.harness.run.rounding import ms, ratio
 from moebench.harness.run.session import Prepared, Session
 from moebench.harness.stage.stage import Stage
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
@@ -192,7 +193,10 @@ def engine_result(
         lossless=system.lossless and not experts_quantised(session),
         oracle=system.clairvoyant,
         memory=stage.memory,
-        notes=[*stage.notes, *notes_on_lingering(engine.tally.by_phase["decode"])],
+        notes=[
+            *stage.notes, *notes_on_sampling(session.spec),
+            *notes_on_lingering(engine.tally.by_phase["decode"]),
+        ],
         metrics={
             **expert_figures(engine), **lane_figures(stage.timeline),
             "host_memory": host_memory_figures(engine.machine),
@@ -288,6 +292,17 @@ def expert_figures(engine: Engine) -> dict[str, Any]:
             "degraded": ratio(c.degraded, c.routed_ahead),
         },
     }  # fmt: skip
+
+
+def notes_on_sampling(spec: RunSpec) -> list[str]:
+    """Return a note on how tokens were drawn, if they were."""
+    if not spec.temperature:
+        return []
+    scored = "" if spec.scoring == "generation" else ", and are not scored"
+    return [
+        f"tokens are drawn at temperature {spec.temperature:g}, top-p {spec.top_p:g}, with seed "
+        f"{spec.seed}{scored}"
+    ]
 
 
 def notes_on_lingering(decode: Counts) -> list[str]:

@@ -10,6 +10,12 @@
 Systems approximate in decode.  So in ``generation`` and ``likelihood`` the cue ("Answer:") is fed
 through decode as well: otherwise the first token of an answer, which is all of it where options
 have letters, would come from an exact prefill.
+
+With ``--temperature`` tokens are drawn in the first two modes (`substrate.models.sampling`), the
+cue's excepted.  Scores are those of greedy answers unless they are asked for: ``fixed-length`` has
+none then, ``generation`` scores the drawn answers.  Agreement and KL compare the system's
+distribution with that of the resident model after the same tokens, before temperature and top-p.
+Systems learn from greedy texts.
 """
 
 from abc import abstractmethod
@@ -41,6 +47,7 @@ from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.sampling import Sampling
 from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.progress_events import report_phase
 from moebench.workloads.catalogue import workload
@@ -134,7 +141,8 @@ class LiveSession(ComputingSession):
         )
 
     def attach(self, decoder: Decoder) -> None:
-        """Score answers with the decoder's logits."""
+        """Draw tokens as the spec says, and score answers with the decoder's logits."""
+        decoder.sampling = sampling_of(self.spec)
         self.answers = Answers(self, decoder)
 
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
@@ -193,6 +201,11 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
     )  # fmt: skip
 
 
+def sampling_of(spec: RunSpec) -> Sampling | None:
+    """Return how a live run draws its tokens; None if it takes the likeliest."""
+    return Sampling(spec.temperature, spec.top_p, spec.seed) if spec.temperature else None
+
+
 # ----------------------------------------------------------------------------- answers
 
 
@@ -229,8 +242,11 @@ class Answers:
         report_phase("scoring")
         tokens = [up_to(end, tokens) for tokens in generation.tokens]
         own = [t[len(cue) :] for t, cue in zip(tokens, cues, strict=True)]
-        texts, ended = decoded(self._tokenizer, own), [self._end in t for t in own]
-        self.accuracy.replied(rows, tokens, self._examples[rows], texts, ended)
+        if spec.temperature and spec.scoring == "fixed-length":  # a score was not asked for
+            self.accuracy.answered(rows, tokens, None)
+        else:
+            texts, ended = decoded(self._tokenizer, own), [self._end in t for t in own]
+            self.accuracy.replied(rows, tokens, self._examples[rows], texts, ended)
         self.accuracy.compare(rows, self._shared, prompts, tokens, self._decoder.history)
         return [generation]
 

@@ -437,6 +437,21 @@ def _check_context(draft: Draft) -> None:
         )
 
 
+def _check_sampling(draft: Draft) -> None:
+    """Refuse top-p without a temperature, and a temperature where no token is drawn."""
+    spec = draft.spec
+    if spec.top_p < 1 and not spec.temperature:
+        raise UsageError(
+            f"--top-p {spec.top_p:g}: temperature 0 takes the likeliest token; give --temperature, "
+            "above 0"
+        )
+    if spec.temperature and spec.scoring in ("likelihood", "prefill"):
+        raise UsageError(
+            f"--temperature {spec.temperature:g} and --scoring {spec.scoring}: options are fed, no "
+            "token is drawn; allowed: fixed-length, generation"
+        )
+
+
 def _check_batches(draft: Draft) -> None:
     """Refuse a number of prompts that is not a multiple of the batch size."""
     spec = draft.spec
@@ -467,5 +482,5 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     _draw_without_scale_model, _replay_recordings,
     _choose_workload, _length_of_answers, _count_examples,
     _set_alpha, _build, _fill_batches, _check_values, _check_context, _check_batches,
-    _check_model,
+    _check_sampling, _check_model,
 )  # fmt: skip

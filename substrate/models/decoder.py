@@ -19,6 +19,7 @@ from moebench.substrate.models.fused import FusedLayer, expert_function, fused_s
 from moebench.substrate.models.layers import Norm, gate_weights, own_choice
 from moebench.substrate.models.protocol import Experts
 from moebench.substrate.models.rotary import Rotations
+from moebench.substrate.models.sampling import Sampling, hash_of
 from moebench.substrate.models.shape import ROPE_TYPES, ModelShape
 from moebench.substrate.models.states import Foreseen, Prefilled
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores, Texts
@@ -57,6 +58,8 @@ class Decoder:
         self._expert = expert_function(shape)
         self._device, self._reads_state = device, reads_state
         self._reuse_predictions = reuse_predictions
+        #: How batches that begin from now on draw their tokens; None takes the likeliest.
+        self.sampling: Sampling | None = None
         self._ahead: Foreseen | None = None
         self._read_state: Tensor | None = None
         self._embedding = common["embed"]
@@ -96,6 +99,7 @@ class Decoder:
         self._prompts = [list(p) for p in prompts]
         self._tokens: list[list[int]] = [list(p) for p in prompts]
         self._forced = [list(tokens) for tokens in forced] or [[] for _ in prompts]
+        self._hashes = [hash_of(p) for p in prompts] if self.sampling else []
         self._cached = [0] * len(prompts)
         #: Logits ``[B, V]`` of each pass of this batch.
         self.history: list[Tensor] = []
@@ -356,7 +360,7 @@ class Decoder:
     # ------------------------------------------------------------------ the end of a pass
 
     def head(self) -> list[int]:
-        """Append and return the next token of each sequence: its forced token or the argmax."""
+        """Append and return each sequence's next token: forced, drawn, or the likeliest."""
         last = self._device.put(torch.from_numpy(np.cumsum(self._new) - 1))
         return self._choose(self._head(self._x[last]))
 
@@ -365,6 +369,9 @@ class Decoder:
         logits_BV, ids_B = self._device.read(logits_BV, logits_BV.argmax(dim=-1))
         self.history.append(logits_BV)
         chosen: list[int] = ids_B.tolist()
+        if self.sampling is not None:
+            rows = zip(logits_BV.numpy(), self._hashes, strict=True)
+            chosen = [self.sampling.draw(logits_V, prompt, step) for logits_V, prompt in rows]
         for b, (tokens, forced) in enumerate(zip(self._tokens, self._forced, strict=True)):
             if step < len(forced):
                 chosen[b] = forced[step]

@@ -17,7 +17,7 @@ from moebench.workloads.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
-    "alpaca", "arc_challenge", "arc_easy", "arithmetic", "bbh", "boolq", "equations", "facts",
+    "alpaca", "arc_challenge", "arc_easy", "arithmetic", "bbh", "boolq", "c4", "equations", "facts",
     "gaokao", "gaokao_biology", "gaokao_history", "gaokao_math_i", "gaokao_math_ii", "gsm8k",
     "hellaswag", "inflection", "math", "mmlu", "mt_bench", "nq_open", "orca_math", "passages",
     "piqa", "race_middle", "sharegpt", "squad", "text", "triviaqa", "truthfulqa",
@@ -172,6 +172,16 @@ def test_text_in_passages_of_whole_words(small: Path) -> None:
         load(workload("text"), data_dir=small)
 
 
+def test_c4_is_read_from_its_own_file_and_has_no_train_split(small: Path) -> None:
+    (small / "corpus").mkdir()
+    (small / "corpus" / "c4_demo.txt").write_text("word " * PASSAGE_WORDS)
+    sample = load(workload("c4"), data_dir=small)
+    assert (sample.available, sample.source) == (1, "corpus/c4_demo.txt")
+    for name, split in (("c4", "train"), ("text", "test")):
+        with pytest.raises(InputError, match="no such split of workload"):
+            load(workload(name), split, data_dir=small)  # type: ignore[arg-type]
+
+
 def test_truthfulqa_in_own_words_does_not_show_the_options(data_dir: Path) -> None:
     shown = load(workload("truthfulqa"), data_dir=data_dir).examples
     bare = load(workload("truthfulqa_gen"), data_dir=data_dir).examples
@@ -204,7 +214,7 @@ def test_the_default_needs_no_data() -> None:
 
 def test_every_folder_of_the_data_has_its_workload(data_dir: Path) -> None:
     folders = {path.parent.name for path in data_dir.glob("*/test.jsonl")}
-    others = ("text", "orca_math")  # plain text; not in the folder
+    others = ("text", "c4", "orca_math")  # plain text; not in the folder
     entries = [w for w in map(workload, NAMES) if w.source != "generated" and w.name not in others]
     assert folders == {folder for entry in entries for folder in entry.source}
     for entry in entries:

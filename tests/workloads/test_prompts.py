@@ -28,7 +28,7 @@ def test_without_examples_a_prompt_is_the_question_alone() -> None:
 
 def test_the_template_is_what_models_were_trained_on_and_plain_text_is_plain() -> None:
     for name in workload_names():
-        expected = "Two and two?" if name == "text" else ask(QUESTION)
+        expected = "Two and two?" if name in ("text", "c4") else ask(QUESTION)
         assert build_prompt(workload(name), QUESTION) == expected
     braces = replace(QUESTION, prompt="What is {x} in {prompt}?")
     assert build_prompt(workload("math"), braces) == ask(braces)

@@ -9,7 +9,7 @@ from moebench.harness.reproduce.daop import measures_of_routing as mr
 from moebench.harness.reproduce.daop.claims_of_times import FIG_9, FIG_10, TABLE_1, TABLE_4
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.exhibits import MODEL, Row, axis, figure, heat_rows, table, timeline
-from moebench.harness.reproduce.generated_texts import C4, routed
+from moebench.harness.reproduce.generated_texts import routed
 from moebench.harness.reproduce.read import SCORE
 from moebench.harness.reproduce.timelines import decoded, spans
 from moebench.results.claims import Exhibit
@@ -188,7 +188,7 @@ def _figs_1_and_2(evidence: Evidence) -> Exhibit:
 
 
 def _fig_4(evidence: Evidence) -> Exhibit:
-    texts = routed(evidence, mr.MIXTRAL, C4)
+    texts = routed(evidence, mr.MIXTRAL, "c4")
     panels = {"all texts of C4": texts, "one text": texts[:1], "another text": texts[1:2]}
     rows = [
         {"panel": panel, **row}

@@ -9,7 +9,7 @@ from moebench.harness.reproduce import read
 from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop.measures import at_ratio
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.harness.reproduce.generated_texts import C4, over_texts, recorded, routed
+from moebench.harness.reproduce.generated_texts import over_texts, recorded, routed
 from moebench.harness.reproduce.read import SCORE, Measure, percent
 from moebench.results.claims import Measured
 from moebench.substrate.analysis.statistics import (
@@ -133,7 +133,7 @@ def recorded_windows_change(evidence: Evidence) -> Measured:
 
 def most_popular(evidence: Evidence) -> Measured:
     """Measure the share of a layer's most popular expert over the even share, on all of C4."""
-    shares_LE = popularity(routed(evidence, MIXTRAL, C4), EXPERTS)
+    shares_LE = popularity(routed(evidence, MIXTRAL, "c4"), EXPERTS)
     return Measured.of(
         shares_LE.max(1) * EXPERTS, "counted", "C4, all texts; scale model", "layers"
     )
@@ -144,7 +144,7 @@ def more_in_one(evidence: Evidence) -> Measured:
 
     Both are shares over the even share; the mean is over layers, then over texts.
     """
-    texts = routed(evidence, MIXTRAL, C4)
+    texts = routed(evidence, MIXTRAL, "c4")
     in_all = float((popularity(texts, EXPERTS).max(1) * EXPERTS).mean())
     found = [float((popularity([t], EXPERTS).max(1) * EXPERTS).mean()) - in_all for t in texts]
     return Measured.of(found, "counted", f"{len(texts)} texts of C4; scale model", "texts")

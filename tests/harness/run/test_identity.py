@@ -30,7 +30,8 @@ OTHER_VALUES = {
     "device_memory_gib": 3.0, "overrides": {"evict": "lru"}, "seed": 1, "scoring": "generation",
     "few_shot": 2, "routing": "drawn", "trace": "elsewhere", "calibrate_from": "gsm8k",
     "calibrate_texts": 5, "reconstruct_scores": True, "plain_prompts": True, "device": "cuda",
-    "expert_dtype": "int4", "quant": "q4_k_m", "clairvoyant": True,
+    "expert_dtype": "int4", "quant": "q4_k_m", "clairvoyant": True, "temperature": 0.7,
+    "top_p": 0.9,
 }  # fmt: skip
 
 

@@ -38,8 +38,8 @@ def test_software_is_the_settings_or_lean() -> None:
     bare = {"machine": "h100", "model": "mixtral-8x7b"}
     assert resolve(None, system="smoe", **bare).software == "lean"
     assert resolve(None, system="smoe", **bare, software="hf-eager").software == "hf-eager"
-    with pytest.raises(UsageError, match=r"unknown software 'vllm'.*hf-eager"):
-        resolve(None, system="smoe", setting="S3", software="vllm")
+    with pytest.raises(UsageError, match=r"unknown software 'triton'.*hf-eager"):
+        resolve(None, system="smoe", setting="S3", software="triton")
 
 
 def test_this_computer_runs_our_own_engine() -> None:

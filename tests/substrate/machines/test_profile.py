@@ -175,7 +175,7 @@ def test_software_costs() -> None:
 
 def test_the_kinds_of_software() -> None:
     assert software_names() == [
-        "ggml", "hf-eager", "ik", "kt", "lean", "python-graphs",
+        "ggml", "hf-eager", "ik", "kt", "lean", "python-graphs", "vllm",
     ]  # fmt: skip
     for kind in software_names():
         assert load_software(kind).name == kind
@@ -211,12 +211,12 @@ def test_a_profile_may_state_what_a_kind_costs_on_its_box(good: dict[str, Any]) 
     assert eager.content_hash() == load_profile("a6000", "hf-eager").content_hash()
 
 
-@pytest.mark.parametrize("own", [3, ["lean"], {"launch": {"value": 8}}, {"vllm": {}}])
+@pytest.mark.parametrize("own", [3, ["lean"], {"launch": {"value": 8}}, {"triton": {}}])
 def test_software_is_stated_by_kind(good: dict[str, Any], tmp_path: Path, own: object) -> None:
     good["software"] = own
     message = complaint(good, tmp_path)
     assert message.startswith("software: expected costs by kind of software; allowed kinds: ")
-    assert message.endswith("ggml, hf-eager, ik, kt, lean, python-graphs")
+    assert message.endswith("ggml, hf-eager, ik, kt, lean, python-graphs, vllm")
 
 
 def test_a_kind_needs_all_its_costs(good: dict[str, Any], tmp_path: Path) -> None:
