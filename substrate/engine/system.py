@@ -200,6 +200,11 @@ class System:
         return any(policy.reads_weight_norms for policy in self.policies.values())
 
     @property
+    def divides(self) -> bool:
+        """Whether decode passes are divided into micro-batches; see `Assignment.divides`."""
+        return self.assign.divides
+
+    @property
     def clairvoyant(self) -> bool:
         """Whether the system must know future routing, which only a replay has."""
         return self.evict.clairvoyant or Lookahead.EXACT in self.lookaheads
@@ -215,10 +220,10 @@ class System:
         for policy in self.policies.values():
             policy.full_size(shape)
 
-    def expect(self, prompt_tokens: int) -> None:
+    def expect(self, prompt_tokens: int, texts: int = 1) -> None:
         """Pass the most tokens of a batch's prompts to every policy; see `Policy.expect`."""
         for policy in self.policies.values():
-            policy.expect(prompt_tokens)
+            policy.expect(prompt_tokens, texts)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Call `Policy.start` of every policy when a run begins."""
