@@ -62,9 +62,11 @@ def order(layers: int, micro_batches: int, paged: bool = True) -> Iterator[Task]
     ahead = min(AHEAD, micro_batches)
 
     def attention(layer: int, micro_batch: int) -> Iterator[Task]:
+        if not paged and micro_batch == 0:  # its transfer does not wait for this core
+            yield Task(Part.STAGE, layer + 1, 0)
         for part in (Part.PROJECT, Part.QKV, Part.CORE):
             yield Task(part, layer, micro_batch)
-        if paged or micro_batch == 0:
+        if paged:
             yield Task(Part.STAGE, layer + 1, micro_batch)
 
     for first in range(ahead):
@@ -167,7 +169,7 @@ class MicroBatches:
             fetches = self._prefetch.pages(layer % shape.num_layers)
             self._wanted[layer] = self._transfers.absent(fetches)
         op = self._page_op(layer, j)
-        return op and self._machine.submit(op, Lane.HOST)
+        return None if op is None else self._machine.submit(op, Lane.HOST)
 
     def _page(self, layer: int, j: int) -> Span | None:
         after = self._of(Part.STAGE, layer, j)

@@ -107,6 +107,12 @@ def refuse(system: str, runtime: Runtime, supports: Supports) -> None:
 
     Raises UsageError: names the first such attribute, its value and the allowed one.
     """
+    if runtime.divides and not supports.divides:
+        raise UsageError(
+            f"{supports.where}: has no KV cache in host memory and computes passes whole, but "
+            f"{system} divides them into micro-batches; allowed: a simulated machine without "
+            "measured times"
+        )
     for name, (allowed, why) in supports.only.items():
         given = getattr(runtime, name)
         if given != allowed:
@@ -119,10 +125,4 @@ def refuse(system: str, runtime: Runtime, supports: Supports) -> None:
         raise UsageError(
             f"{supports.where}: holds whole records only, but {system} has the form {other[0]}; "
             "allowed: a simulated machine without measured times"
-        )
-    if runtime.divides and not supports.divides:
-        raise UsageError(
-            f"{supports.where}: has no KV cache in host memory and computes passes whole, but "
-            f"{system} divides them into micro-batches; allowed: a simulated machine without "
-            "measured times"
         )
