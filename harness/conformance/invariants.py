@@ -132,13 +132,7 @@ class _Slots:
                         must(same, f"{span!r} is in another form than this expert's record")
         self.repeated = {event.at for event in observed if isinstance(event, Again)}
         events = [event for event in observed if not isinstance(event, Again)]
-        self.unclaimed = self._of_kind(OpKind.LOAD)
-        for index, span in enumerate(self.spans):
-            if span.op.kind is OpKind.PAGE and span.lane is Lane.H2D:
-                for key in self._keys(span):
-                    self.unclaimed[key].append(index)
-        for indices in self.unclaimed.values():
-            indices.sort()
+        self.unclaimed = self._of_kind(OpKind.LOAD, OpKind.PAGE)
         self.unread = self._of_kind(OpKind.WRITE_BACK)
         done = 0
         for index, span in enumerate(self.spans):
@@ -153,12 +147,14 @@ class _Slots:
         must(not any(self.unread.values()), "nobody had left who was written back")
         return self.all
 
-    def _of_kind(self, kind: OpKind) -> dict[int, list[int]]:
-        """Return the spans of one kind by key, in order."""
+    def _of_kind(self, *kinds: OpKind) -> dict[int, list[int]]:
+        """Return the transfers of these kinds by key, in order; a page is of several keys."""
         found: dict[int, list[int]] = defaultdict(list)
         for index, span in enumerate(self.spans):
-            if span.op.kind is kind and index not in self.repeated:
-                found[self._keys(span)[0]].append(index)
+            staged = span.op.kind is OpKind.PAGE and span.lane is Lane.HOST
+            if span.op.kind in kinds and index not in self.repeated and not staged:
+                for key in self._keys(span):
+                    found[key].append(index)
         return found
 
     def _keys(self, span: Span) -> list[int]:

@@ -120,7 +120,8 @@ def test_each_part_of_each_micro_batch_is_submitted_once(layers, count, paged):
 
 # Three micro-batches of one row and four layers of four experts, none of which stays.  In tenths:
 # PostAttn 40 (output 10, gate 10, two experts 20), PreAttn 10, CPU 30, QKV 5, state 5; staging and
-# the sum cost nothing.  The prefill's attention is long, so that layer 0 has come when the decode begins.
+# the sum cost nothing.  The prefill's attention is long, so that layer 0 has come when the decode
+# begins.
 
 
 def decoded(weights, core=30, paged=True, layers=6):
@@ -275,7 +276,7 @@ def test_the_lowest_ids_stay():
     with pytest.raises(BudgetError, match=r"resident=0.3 keeps 2 experts of each of 2 .* for 1"):
         quarter.place(model, 3, "global")
     for wrong in (-0.1, 1.5):
-        with pytest.raises(UsageError, match="place.resident is"):
+        with pytest.raises(UsageError, match=r"place\.resident is"):
             ShareOfEachLayer(resident=wrong)
 
 
@@ -319,7 +320,7 @@ def test_the_kv_cache_is_charged_to_the_host():
     assert (host.device.reserved("KV cache"), host.host.reserved("KV cache")) == (0, kv)
     # 8.39 GB are room for 23.8 experts of 352 MB.
     assert host.slots - device.slots in (23, 24)
-    with pytest.raises(BudgetError, match="host memory: KV cache needs 131.1 GB"):
+    with pytest.raises(BudgetError, match=r"host memory: KV cache needs 131\.1 GB"):
         plan(
             Request(
                 room=Room("card", 60 * 2**30, 0, 100 * 2**30), shape=MIXTRAL, precision="bf16",
