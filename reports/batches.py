@@ -65,7 +65,8 @@ def exponents(times: Mapping[int, float]) -> dict[tuple[int, int], float]:
 def crossings(systems: Mapping[str, Mapping[int, float]]) -> list[Crossing]:
     """Return where the order of two systems by tokens/s changes, from one batch to the next.
 
-    Only batches that both have count.
+    Args:
+        systems: tokens/s by batch; only batches that both have count.
     """
     found = []
     for one, other in combinations(systems, 2):
@@ -85,7 +86,8 @@ def caption(times: Times) -> str:
     said = []
     for place, systems in times.items():
         found = defaultdict(list)
-        for batch, faster, slower in crossings(systems):
+        made = {name: speeds(of) for name, of in systems.items()}
+        for batch, faster, slower in crossings(made):
             found[batch, faster].append(slower)
         changes = [f"at {n} {one} passes {' and '.join(them)}" for (n, one), them in found.items()]
         said.append(f"{place}: {'; '.join(changes) or 'the order never changes'}.")
