@@ -13,6 +13,7 @@ decoded in q = N / μ micro-batches, so that GPU, CPU and both directions of the
     F_g = 1, experts on the GPU              `InMicroBatches`; r_c = 0, no KV cache on the GPU
     HRM, policy search                       `substrate.analysis.roofline`, ``machines roofline``
     weights paging: a layer in q pages       `PagedLayers`, ``prefetch.paged``
+    W_CPUtoPin: a page to pinned memory      ``prefetch.staged``
     two layer buffers                        ``prefetch.buffers``, Fetch(keep=False)
     batching by length (Alg. 2)              `batches`, ``assign.cache_tokens``
     CGOPipe (Alg. 1)                         `substrate.engine.micro_batches.order`
@@ -38,8 +39,8 @@ Deviations and readings:
 - A micro-batch reads the experts that its own rows use, and no others.
 - The next pass's first layer arrives in pages behind the last layer.  A pass begins with an empty
   pipeline, as its first states are embeddings of tokens that the head of the last pass chose.
-- Staging to page-locked memory reads and writes the page once on the CPU's lane.  The page-locked
-  buffers, two layers of weights, are not charged to host memory.
+- Staging to page-locked memory reads and writes the page once on the CPU's lane, at the bandwidth
+  of its products.  The page-locked buffers, two layers of weights, are not charged.
 - Prefill is computed as one batch, by layers, with the next layer's experts on the way; the keys
   and values of each layer go down behind its attention.  The paper divides it by μ too.
 - The paper's batching rejects a request that a micro-batch's cache has no room for.  moebench
@@ -221,9 +222,12 @@ class PagedLayers(WholeLayer):
 
     Attributes:
         paged: false is one transfer of the whole layer, before the states.
+        staged: the CPU copies each page to page-locked memory before its transfer; false is weights
+            that are page-locked from the start, as FlexGen's.
     """
 
     paged: bool = True
+    staged: bool = True
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set up the ring, and reserve its slots."""

@@ -168,7 +168,7 @@ class MicroBatches:
         if j == 0:
             fetches = self._prefetch.pages(layer % shape.num_layers)
             self._wanted[layer] = self._transfers.absent(fetches)
-        op = self._page_op(layer, j)
+        op = self._page_op(layer, j) if self._prefetch.staged else None
         return None if op is None else self._machine.submit(op, Lane.HOST)
 
     def _page(self, layer: int, j: int) -> Span | None:

@@ -335,6 +335,8 @@ class Prefetching(Policy):
     #: Whether the transfer of `pages` is cut into one page for each micro-batch, behind that
     #: micro-batch's state; otherwise it is one piece, before all of them.
     paged: bool = True
+    #: Whether the host first copies these experts to page-locked memory.
+    staged: bool = True
 
     def pages(self, layer: int) -> Sequence[Fetch]:
         """Return fetches of a layer, made while a divided pass computes the layer before.

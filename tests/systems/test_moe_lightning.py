@@ -124,14 +124,15 @@ def test_each_part_of_each_micro_batch_is_submitted_once(layers, count, paged):
 # begins.
 
 
-def decoded(weights, core=30, paged=True, layers=6):
+def decoded(weights, core=30, paged=True, layers=6, staged=True, stage=0):
     lanes = prices(
         project=10, core=core, qkv=5, state=5, output=10, gate=10, expert=10, combine=0, head=0,
-        page=weights, stage=0, attend=10_000, load=1,
+        page=weights, stage=stage, attend=10_000, load=1,
     )  # fmt: skip
     model = small_shape(layers=layers, experts=4)
     trace = random_trace(5, model, [[1, 1, 1]], 2)
-    made = build("moe-lightning", {"place.micro": "1", "prefetch.paged": str(paged).lower()})
+    options = {"prefetch.paged": str(paged).lower(), "prefetch.staged": str(staged).lower()}
+    made = build("moe-lightning", {"place.micro": "1", **options})
     made.expect(3, 3)
     ran = rig(made, TracedModel(trace), slots=8, costs=FlatCosts(lanes))
     ran.engine.generate([[1]] * 3, 2)
@@ -198,6 +199,13 @@ def test_the_first_micro_batch_waits_for_the_last_page():
         assert outputs[0].start_ns >= pages[layer][-1][0].end_ns
     parts = [span.op.chunk for span, _ in pages[3]]
     assert parts == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_staging_takes_time_of_the_cpu_unless_weights_are_page_locked():
+    # 90 of staging and 90 of attention for each layer, in a pipeline whose GPU takes 150.
+    slow, fast = (sums(decoded(60, staged=staged, stage=90)) for staged in (True, False))
+    assert slow[4][2] - slow[3][2] == 3 * (30 + 30)
+    assert fast[4][2] - fast[3][2] == 150
 
 
 # --------------------------------------------------------------------------- whatever the routing
