@@ -72,7 +72,7 @@ from moebench.systems.policies.route import ExactRouting
 #: Layers' weights that pass through the device at once.
 BUFFERS = 2
 
-#: Batches up to this one are no case of the paper, whose smallest has 36 requests.
+#: Batches up to this one are far below those of the paper, the smallest of which has 36 requests.
 SMALL_BATCH = 8
 
 # ----------------------------------------------------------------------------- batching
@@ -194,7 +194,7 @@ class InMicroBatches(LoadForOneUse):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least("assign", self, cache_tokens=1)
-        #: Who knows μ; None leaves two micro-batches, or one for a single request.
+        #: The placement that chose μ; None leaves two micro-batches, or one for a single request.
         self.policy: ShareOfEachLayer | None = None
 
     def begin_sequences(self, prompts: Prompts) -> None:
