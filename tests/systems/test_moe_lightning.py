@@ -1,5 +1,6 @@
 """MoE-Lightning by hand: batching by length, CGOPipe's timeline, pages, the policy (N, μ, r_w)."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -19,7 +20,7 @@ from moebench.harness.run.rules import resolve
 from moebench.harness.stage.stage import on_this_computer
 from moebench.substrate.analysis.roofline import Policy, Texts, layer_time
 from moebench.substrate.analysis.roofline_inputs import roofs_of, sizes_of
-from moebench.substrate.engine.decisions import Prompts
+from moebench.substrate.engine.decisions import Plan, Prompts
 from moebench.substrate.engine.micro_batches import Part, Task, order
 from moebench.substrate.engine.runtime import Runtime, Supports, refuse
 from moebench.substrate.errors import BudgetError, UsageError
@@ -401,3 +402,38 @@ def test_a_machine_that_cannot_divide_passes_refuses_no_other_system():
     with pytest.raises(UsageError, match=r"--machine m: has no KV cache .* x divides them"):
         refuse("x", Runtime(divides=True), plain)
     assert not on_this_computer("fp32", "the disk").divides
+
+
+@dataclass(kw_only=True)
+class Forgets(InMicroBatches):
+    """Leaves one text out of all micro-batches."""
+
+    def micro_batches(self, lengths):
+        return [[0], [0]]
+
+
+@dataclass(kw_only=True)
+class OnHost(InMicroBatches):
+    """Leaves its first expert to the host in decode."""
+
+    uses_host = True
+
+    def assign(self, view, active):
+        planned = super().assign(view, active)
+        first, *rest = planned.device
+        return planned if view.phase == "prefill" else Plan(rest, [first], load=planned.load)
+
+
+@pytest.mark.parametrize(
+    ("assign", "why"),
+    [
+        (Forgets(), r"Forgets divides 2 texts into \[\[0\], \[0\]\]; allowed: each text in one"),
+        (OnHost(), "leaves experts to the host; allowed in a pass that is divided"),
+    ],
+)
+def test_an_assignment_that_a_divided_pass_cannot_carry_out_is_one_line(assign, why):
+    model = small_shape(layers=3, experts=4)
+    trace = random_trace(3, model, [[1, 1]], 2)
+    ran = rig(MoELightning(assign=assign), TracedModel(trace), slots=12)
+    with pytest.raises(UsageError, match=why):
+        ran.engine.generate([[1]] * 2, 2)
