@@ -214,7 +214,10 @@ class MicroBatches:
             after += self._arrivals
         self._ops.device(op_of(OpKind.OUTPUT, layer, (rows,)), after, None)
         self._ops.device(op_of(OpKind.GATE, layer, (rows,)), (), None)
-        for op in self._expert_ops(j):
+        ids_TK = self._layer.routed.ids_TK[self._groups[j]]
+        used = rows_of(Routed(ids_TK, ids_TK))
+        if used:
+            op = Op(OpKind.EXPERT, layer, tuple(used.values()), tuple(used))
             self._reads.append(self._ops.device(op, (), None))
         if shape.shared_width:
             self._ops.device(op_of(OpKind.SHARED, layer, (rows,)), (), None)
@@ -236,23 +239,12 @@ class MicroBatches:
                 f"layer {layer}: the plan leaves experts to the host; allowed in a pass that is "
                 "divided into micro-batches: none"
             )
-        spans = [transfers.arrival(layer, e, now.forms.get(e, 0)) for e in now.coming]
+        spans = [transfers.arrival(layer, expert) for expert in now.coming]
         for fetch in now.plan.load:
             span = transfers.demand_when_free(fetch)
             spans += [] if span is None else [span]
         self._arrivals, self._reads = tuple(spans), list[Span]()
-        for form in sorted({now.forms.get(e, 0) for e in now.rows}):
-            model.compute(layer, [e for e in now.rows if now.forms.get(e, 0) == form], form)
+        model.compute(layer, list(now.rows))
         if model.shape.shared_width:
             model.shared(layer)
         model.combine(layer)
-
-    def _expert_ops(self, j: int) -> Iterator[Op]:
-        """Yield the operation of the experts that a micro-batch uses, one for each form."""
-        now = self._layer
-        ids_TK = now.routed.ids_TK[self._groups[j]]
-        rows = rows_of(Routed(ids_TK, ids_TK))
-        for form in sorted({now.forms.get(e, 0) for e in rows}):
-            experts = tuple([e for e in rows if now.forms.get(e, 0) == form])
-            each = tuple([rows[e] for e in experts])
-            yield Op(OpKind.EXPERT, now.view.layer, each, experts, form=form)

@@ -98,6 +98,12 @@ class System:
                 )
             self.forms = tuple(self.place.own_forms)  # type: ignore[misc]
         check_forms(self.forms, one_each)
+        if self.divides and len(self.forms) > 1:
+            raise UsageError(
+                f"assign is {type(self.assign).__name__}, which divides passes and copies whole "
+                f"records in pages, but there are {len(self.forms)} forms of records; allowed: "
+                "another assignment, or a system and a placement with one form"
+            )
         if len(self.forms) > 1 and not (one_each or self.evict.takes_forms):
             raise UsageError(
                 f"evict is {type(self.evict).__name__}, which knows one form of records, but "

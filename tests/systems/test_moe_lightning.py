@@ -437,3 +437,12 @@ def test_an_assignment_that_a_divided_pass_cannot_carry_out_is_one_line(assign, 
     ran = rig(MoELightning(assign=assign), TracedModel(trace), slots=12)
     with pytest.raises(UsageError, match=why):
         ran.engine.generate([[1]] * 2, 2)
+
+
+def test_records_of_several_forms_are_refused_in_one_line():
+    for name, options in (
+        ("moe-lightning", {"place": "one-width"}), ("hobbit", {"assign": "micro-batches"}),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=r"InMicroBatches, which divides passes .* forms of"):
+            build(name, options)
+    assert build("flexgen", {"assign": "micro-batches"}).divides
