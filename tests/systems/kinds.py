@@ -34,7 +34,7 @@ def fits(system: str, decision: str, name: str) -> bool:
     several = len(system_class(system).forms) > 1
     if decision == "place" and policy.own_forms and build(system).divides:
         return False
-    if decision == "assign" and policy.divides and several:
+    if decision == "assign" and policy.divides and len(build(system).forms) > 1:
         return False
     return not several or (
         getattr(policy, "takes_forms", True) and not getattr(policy, "own_forms", ())
