@@ -122,7 +122,7 @@ class Hybrid(Assignment):
         """Whether no output is deferred to a later layer."""
         return not self.defer
 
-    def expect(self, prompt_tokens: int) -> None:
+    def expect(self, prompt_tokens: int, texts: int = 1) -> None:
         """Keep the most tokens of a batch's prompts, on which depends whether a layer is staged."""
         self._expected = prompt_tokens
 

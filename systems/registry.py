@@ -92,6 +92,8 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "the most used experts of each layer pinned, the others computed on the host"),
     "flexgen": ("flexgen", "FlexGen",
         "a fixed share of every layer stays, the rest streams through two layer buffers"),
+    "moe-lightning": ("moe_lightning", "MoELightning",
+        "micro-batches: attention on the host, the next layer's experts in pages between them"),
     "qvac-lru": ("qvac_lru", "QvacLRU",
         "one LRU of whole experts, every miss fetched, large dispatches bypass it"),
 }  # fmt: skip
@@ -172,6 +174,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "resident-or-streamed": ("deepspeed", "ResidentOrStreamed"),
         "percent": ("flexgen", "ByPercent"),
         "flexgen-lp": ("flexgen", "ByLinearProgram"),
+        "share-of-each-layer": ("moe_lightning", "ShareOfEachLayer"),
         "none": ("policies.place", "PlaceNothing"),
         "slot-pools": ("freetoken", "SlotPools"),
         "pinned-profile": ("pinned_profile", "PinTopOfEachLayer"),
@@ -217,6 +220,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "bandwidth-split": ("freetoken", "BandwidthSplit"),
         "bandwidth-split-earlier": ("freetoken", "EarlierSplit"),
         "cache-or-bypass": ("qvac_lru", "CacheOrBypass"),
+        "micro-batches": ("moe_lightning", "InMicroBatches"),
     },
     "prefetch": {
         "none": ("policies.prefetch", "NoPrefetch"),
@@ -225,6 +229,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "pre-gate": ("pregated_moe", "FetchChosen"),
         "whole-layer": ("moesys", "WholeLayer"),
         "block-schedule": ("flexgen", "BlockSchedule"),
+        "paged-layers": ("moe_lightning", "PagedLayers"),
         "recorded": ("deepspeed", "RecordedOrder"),
         "top-score": ("smoe", "TopScorePrefetch"),
         "first-predicted": ("smoe_shipped", "FirstPredicted"),

@@ -132,7 +132,7 @@ class _Slots:
                         must(same, f"{span!r} is in another form than this expert's record")
         self.repeated = {event.at for event in observed if isinstance(event, Again)}
         events = [event for event in observed if not isinstance(event, Again)]
-        self.unclaimed = self._of_kind(OpKind.LOAD)
+        self.unclaimed = self._of_kind(OpKind.LOAD, OpKind.PAGE)
         self.unread = self._of_kind(OpKind.WRITE_BACK)
         done = 0
         for index, span in enumerate(self.spans):
@@ -147,12 +147,14 @@ class _Slots:
         must(not any(self.unread.values()), "nobody had left who was written back")
         return self.all
 
-    def _of_kind(self, kind: OpKind) -> dict[int, list[int]]:
-        """Return the spans of one kind by key, in order."""
+    def _of_kind(self, *kinds: OpKind) -> dict[int, list[int]]:
+        """Return the transfers of these kinds by key, in order; a page is of several keys."""
         found: dict[int, list[int]] = defaultdict(list)
         for index, span in enumerate(self.spans):
-            if span.op.kind is kind and index not in self.repeated:
-                found[self._keys(span)[0]].append(index)
+            staged = span.op.kind is OpKind.PAGE and span.lane is Lane.HOST
+            if span.op.kind in kinds and index not in self.repeated and not staged:
+                for key in self._keys(span):
+                    found[key].append(index)
         return found
 
     def _keys(self, span: Span) -> list[int]:
@@ -220,7 +222,10 @@ class _Slots:
         if len(parts) < chunks:
             return times(parts[0])[0], NEVER
         moved = sum(part.moved_bytes for part in parts)
-        whole = self.record_bytes[first.form] if self.record_bytes else moved
+        whole = moved
+        if self.record_bytes:
+            pieces = len(first.experts) if first.kind is OpKind.PAGE else 1
+            whole = pieces * self.record_bytes[first.form]
         must(moved == whole, f"a transfer of {moved} bytes, a record in its form has {whole}")
         return times(parts[0])[0], times(parts[-1])[1]
 
@@ -320,6 +325,50 @@ def check_order(
             raise BrokenError(f"{span!r} begins before its input is there, at {needed}")
 
 
+# ----------------------------------------------------------------------------- micro-batches
+
+
+def check_micro_batches(spans: Sequence[Span]) -> None:
+    """Check the order of parts in passes that are divided into micro-batches.
+
+    The n-th part of a kind in a layer of a pass is of the n-th micro-batch.  Each part begins when
+    the one before it has ended; the first to read a layer's experts, when their last page has come.
+
+    Raises BrokenError: a part begins before its input is there, or one is missing.
+    """
+    ends: dict[tuple[str, int], list[int]] = defaultdict(list)
+    pages: dict[int, int] = {}
+    behind = {"qkv": "project", "core": "qkv", "state": "core", "output": "state"}
+    for span in spans:
+        op, (start, end) = span.op, times(span)
+        kind = op.kind.value
+        if op.kind is OpKind.HEAD:
+            counts = {len(found) for (part, _), found in ends.items() if part != "sum"}
+            must(len(counts) <= 1, "a micro-batch lacks a part")
+            ends.clear()
+        elif op.kind is OpKind.PAGE and span.lane is Lane.H2D:
+            pages[op.layer] = end
+        elif op.kind in (OpKind.COMBINE, OpKind.DENSE):
+            ends["sum", op.layer].append(end)
+        elif op.kind is OpKind.RETURN and span.lane is Lane.H2D:
+            kind = "state"
+        if kind == "project":
+            before = ends["sum", op.layer - 1] if op.layer else None
+        elif kind in behind and not (kind == "qkv" and op.rows[0] == 0):  # not a prompt's cache
+            before = ends[behind[kind], op.layer]
+        else:
+            continue
+        number = len(ends[kind, op.layer])
+        needed = 0
+        if before is not None:
+            must(number < len(before), f"{span!r} comes before what it needs")
+            needed = before[number]
+        if kind == "output":
+            needed = max(needed, pages.get(op.layer, 0))
+        must(start >= needed, f"{span!r} begins before its input is there, at {needed}")
+        ends[kind, op.layer].append(end)
+
+
 # ----------------------------------------------------------------------------- counts and time
 
 
@@ -328,13 +377,25 @@ def check_counts(
 ) -> None:
     """Check that every active expert was computed once, and on the lane that the counts state.
 
+    Once for each micro-batch, where a layer has several sums in a pass.
+
     Raises BrokenError: the counts do not add up.
     """
     computed = dict.fromkeys(Lane, 0)
     returned = 0
+    of_pass: dict[int, set[int]] = defaultdict(set)
+    summed: set[int] = set()
     for span in spans:
-        if span.op.kind is OpKind.EXPERT:
-            computed[span.lane] += len(span.op.experts)
+        layer = span.op.layer
+        if span.op.kind is OpKind.HEAD:
+            of_pass.clear()
+            summed.clear()
+        elif span.op.kind is OpKind.COMBINE:
+            summed.add(layer)
+        elif span.op.kind is OpKind.EXPERT:
+            known = of_pass[layer] if layer in summed else set()
+            computed[span.lane] += len({*span.op.experts} - known)
+            of_pass[layer] |= {*span.op.experts}
         returned += len(span.op.experts) if span.op.kind is OpKind.RETURN else 0
     for phase, c in counts.items():
         if c.hits + c.in_flight + c.loads + c.host != c.active:

@@ -24,6 +24,7 @@ from moebench.harness.conformance.host_memory import check_host_memory
 from moebench.harness.conformance.invariants import (
     BrokenError,
     check_counts,
+    check_micro_batches,
     check_order,
     check_timeline,
     check_times,
@@ -206,6 +207,7 @@ def check_invariants(ran: Run) -> None:
         one_form=bool(system.place.own_forms),
     )
     check_order(spans, engine.homes, ran.deferred)
+    check_micro_batches(spans)
     check_counts(spans, engine.tally.by_phase, ran.generations)
     check_times(stage.timeline, ran.generations)
     cache.check_integrity()

@@ -57,7 +57,7 @@ def waits_for_gates(engine: Engine) -> bool:
     decode = engine.tally.by_phase["decode"]
     system = engine.system
     early = decode.routed_ahead or decode.deferred or system.reads_unfinished
-    early = early or system.route.routes_passes
+    early = early or system.route.routes_passes or system.divides
     return not early
 
 

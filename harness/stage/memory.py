@@ -85,7 +85,7 @@ def count_memory(
     system.full_size(full)
     # Under other scorings the longest text has an answer of unknown length.
     prompt = longest - spec.new_tokens if spec.scoring == "fixed-length" else longest
-    system.expect(prompt * spec.batch)
+    system.expect(prompt * spec.batch, spec.batch)
     if spec.expert_dtype is not None and system.expert_precision is not None:
         raise UsageError(
             f"--expert-dtype {spec.expert_dtype} and expert_precision={system.expert_precision}: "
@@ -121,6 +121,7 @@ def count_memory(
             forms=system.forms,
             chosen_forms=system.place.chosen_forms(full),
             kept=partial(_kept, system, full),
+            kv_on_host=system.divides,
         )
     )
     notes = [] if stored is None else [_bits_note(spec, stored)]
@@ -158,6 +159,11 @@ def _notes(
     total = len(full.moe_layers) * full.num_experts
     if spec.machine != "local":  # a local machine holds all non-expert weights
         notes += _homes(capacity, full)
+    if system.divides:
+        size = capacity.host.reserved("KV cache") / 1e9
+        notes.append(
+            f"the KV cache, {size:.4g} GB, is in host memory, where decode's attention reads it"
+        )
     if capacity.slots == total and {*capacity.homes} == {"device"}:
         notes.append(f"nothing is offloaded: the device holds all {total} experts")
     if capacity.overcommitted and spec.machine != "local":

@@ -37,7 +37,12 @@ class SimulatedKind:
         only: dict[str, tuple[object, str]] = {}
         if measured is not None:
             only["threads"] = (None, "has times that were measured with the host's own threads")
-        return Supports(where=f"--machine {spec.machine}", forms=measured is None, only=only)
+        return Supports(
+            where=f"--machine {spec.machine}",
+            forms=measured is None,
+            divides=measured is None,
+            only=only,
+        )
 
     def offer(self, spec: RunSpec) -> Offer:
         """Return the memory of the profile's machine."""

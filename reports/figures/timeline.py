@@ -20,6 +20,11 @@ KIND_COLOURS = {
     "stream": "#c96a8a",
     "write_back": "#a04a70",
     "return": "#d9b23c",
+    "project": "#3a7bc8",
+    "core": "#1d4f8f",
+    "output": "#74a3dc",
+    "qkv": "#bfa02e",
+    "page": "#e89a58",
 }
 
 

@@ -16,6 +16,11 @@ def sizes_of(shape: ModelShape, name: str) -> Sizes:
             f"--model {name}: has latent, windowed or linear attention, which the paper's roofline "
             "model does not cover; allowed: models whose layers all attend to all tokens"
         )
+    return plain_sizes(shape)
+
+
+def plain_sizes(shape: ModelShape) -> Sizes:
+    """Return a model's sizes as `sizes_of` does, where its attention is known to be covered."""
     attention = sum(shape.layer_attention_params(layer) for layer in range(shape.num_layers))
     dense = (len(shape.dense_layers) - len(shape.without_ffn)) * shape.dense_params
     shared = len(shape.moe_layers) * shape.shared_params

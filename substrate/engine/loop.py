@@ -28,6 +28,7 @@ from moebench.substrate.engine.decisions import (
     Plan,
     Prompts,
 )
+from moebench.substrate.engine.micro_batches import MicroBatches
 from moebench.substrate.engine.operations import operations
 from moebench.substrate.engine.policies import Admission, Eviction, Prefetching, Routing
 from moebench.substrate.engine.prefetches import Prefetches
@@ -86,6 +87,13 @@ class Engine:
         self._prefetches = Prefetches(
             system.prefetch, model.shape, self._ops, self.transfers, self.tally
         )
+        #: Submits decode passes that are divided into micro-batches; None if none is.
+        self._divided: MicroBatches | None = None
+        if system.divides:
+            submits = (model, machine, self.transfers, self._ops)
+            self._divided = MicroBatches(
+                system, *submits, decide=self._begin_divided, close=self._end_divided
+            )
         # Read once: every layer needs these values, and a property takes as long as using one.
         self._alpha = system.alpha_in_use
         admit = type(system.admit)
@@ -184,14 +192,24 @@ class Engine:
             self._route_pass()
         if self._leaves:
             self.transfers.send_back(self.system.prefetch.leaving(phase))
+        divided = self._divided
+        if divided and phase == "decode":
+            divided.run(p, self._lengths, self.cached)
+            return self._head()
         self._prefetches.open(phase)
         for layer in range(shape.num_layers):
             attend = Op(_ATTEND, layer, (p.rows,), (), p.context, p.pairs)
             self._attended = self._ops.attend(attend, layer)
+            if divided:
+                divided.keep_cache(layer, p.rows, self._attended)
             if layer in shape.moe_rows:
                 self._moe(layer)
             else:
                 self._ops.common(OpKind.DENSE, layer, p.rows, model.dense)
+        return self._head()
+
+    def _head(self) -> list[int]:
+        """Choose each text's token; the control thread waits for it."""
         head = self._ops.head(op_of(OpKind.HEAD, -1, (len(self._lengths),)))
         self.machine.wait(head)
         return cast(list[int], head.value)
@@ -507,6 +525,16 @@ class Engine:
             counts = self.tally.by_phase[phase]
             counts.uploaded += queued
             counts.uploads_refused += len(wanted) - queued
+
+    def _begin_divided(self, layer: int) -> Layer:
+        """Gate and decide a layer of a pass that is divided into micro-batches."""
+        self.machine.cancel(layer)
+        return self._decide(self._view(layer, self.model.gate(layer)), None)
+
+    def _end_divided(self, now: Layer) -> None:
+        self._close(now)
+        if self._uploads:
+            self._admit(now)
 
     # ------------------------------------------------------------------ what policies see
 

@@ -66,6 +66,10 @@ class Operations:
     def begin(self, host_copies: int) -> None:
         """Begin a forward pass that copies host non-expert weights ``host_copies`` times."""
 
+    def copies(self, layer: int) -> Sequence[Span]:
+        """Submit this pass's copies of a layer's non-expert weights to the device, if any."""
+        return ()
+
     def attend(self, op: Op, layer: int) -> Span:
         """Submit a layer's attention."""
         return self._machine.submit(op, _DEVICE, (), self._model.attend, layer)
@@ -84,7 +88,7 @@ class Operations:
         """Submit the output head."""
         return self.device(op, (), self._model.head)
 
-    def device(self, op: Op, after: Sequence[Span], work: Work, *args: Any) -> Span:
+    def device(self, op: Op, after: Sequence[Span], work: Work | None, *args: Any) -> Span:
         """Submit an operation on the device."""
         return self._machine.submit(op, _DEVICE, after, work, *args)
 
@@ -198,10 +202,14 @@ class DividedOperations(Operations):
         """Note how often this pass copies host non-expert weights to the device."""
         self._host_copies = host_copies
 
+    def copies(self, layer: int) -> Sequence[Span]:
+        """Submit the copies of a layer's weights if they are streamed, or copied from the host."""
+        copies = {"device": 0, "host": self._host_copies, "stream": 1}[self._homes[layer]]
+        return [self._transfers.common(layer) for _ in range(copies)]
+
     def attend(self, op: Op, layer: int) -> Span:
         """Submit attention, behind the copy of the layer's weights if they are streamed."""
-        copies = {"device": 0, "host": self._host_copies, "stream": 1}[self._homes[layer]]
-        streams = [self._transfers.common(layer) for _ in range(copies)]
+        streams = self.copies(layer)
         if streams:
             return self.device(op, streams[-1:], self._model.attend, layer)
         return self._common(op, self._model.attend)
@@ -225,7 +233,7 @@ class DividedOperations(Operations):
         self._on_host = self._machine.submit(op, _HOST, after, work, op.layer)
         return self._on_host
 
-    def device(self, op: Op, after: Sequence[Span], work: Work, *args: Any) -> Span:
+    def device(self, op: Op, after: Sequence[Span], work: Work | None, *args: Any) -> Span:
         """Submit an operation on the device, behind the transfer of the host's state if any."""
         self._send()
         if self._coming is not None:

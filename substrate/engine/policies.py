@@ -131,10 +131,13 @@ class Policy(ABC):
                 one row for each MoE layer.
         """
 
-    def expect(self, prompt_tokens: int) -> None:
+    def expect(self, prompt_tokens: int, texts: int = 1) -> None:
         """Called before `start` with the most tokens that the prompts of a batch have together.
 
         It may be more than they have, where prompts and answers are known only together.
+
+        Args:
+            texts: how many prompts they are.
         """
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
@@ -281,6 +284,10 @@ class Assignment(Policy):
     uses_host: bool = False
     #: Whether outputs are always added in their own layer, which deferring does not do.
     lossless: ClassVar[bool] = True
+    #: Whether decode passes are divided into `micro_batches`, by the schedule of
+    #: `substrate.engine.micro_batches`: the KV cache is in host memory, and the host computes the
+    #: part of attention that reads it.
+    divides: ClassVar[bool] = False
 
     def whole_layers(self, shape: ModelShape) -> bool:
         """Return whether a layer's experts are one module, loaded completely or not at all."""
@@ -300,6 +307,14 @@ class Assignment(Policy):
         Called twice for a layer that is routed ahead: when it is routed, to begin host
         computations and loads early, and at the layer's own turn for experts not on the host.
         """
+
+    def micro_batches(self, lengths: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return the texts of each micro-batch, in their order, where it ``divides`` passes.
+
+        Args:
+            lengths: tokens of each text of the batch so far.
+        """
+        return [range(len(lengths))]
 
     def waited(self, view: LayerView, plan: Plan, host_ns: int, load_ns: int) -> None:
         """Called after the control thread has waited for the host and for a layer's transfers.
@@ -345,6 +360,19 @@ class Prefetching(Policy):
 
         Called where a layer with experts follows, or where a predictor that ``wraps`` has predicted
         the next pass.  ``forecast`` is empty where nothing was predicted.
+        """
+        return ()
+
+    #: Whether the transfer of `pages` is cut into one page for each micro-batch, behind that
+    #: micro-batch's state; otherwise it is one piece, before all of them.
+    paged: bool = True
+    #: Whether the host first copies these experts to page-locked memory.
+    staged: bool = True
+
+    def pages(self, layer: int) -> Sequence[Fetch]:
+        """Return fetches of a layer, made while a divided pass computes the layer before.
+
+        `prefetch` and `opening` are not called in such a pass, and nothing is predicted.
         """
         return ()
 

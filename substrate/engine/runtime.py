@@ -40,6 +40,8 @@ class Runtime:
         host_together: the host computes a layer's experts as one operation, with one
             hand-over, as the graph of a C++ engine does.
         threads: of the host, which compute experts; None is one for each core.
+        divides: decode passes are divided into micro-batches, with the KV cache on the host; see
+            `Assignment.divides`.
     """
 
     overlap: bool = True
@@ -56,6 +58,7 @@ class Runtime:
     forms: tuple[Form, ...] = (Form(),)
     host_together: bool = False
     threads: int | None = None
+    divides: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +68,14 @@ class Supports:
     Attributes:
         where: the machine, as the command line names it.
         forms: whether it holds records in other forms than the whole one.
+        divides: whether it computes divided passes.
         only: attributes of `Runtime` for which it takes one value: that value, and the reason, as
             a clause whose subject is the machine.
     """
 
     where: str
     forms: bool = True
+    divides: bool = False
     only: Mapping[str, tuple[object, str]] = field(default_factory=dict)
 
 
@@ -102,6 +107,12 @@ def refuse(system: str, runtime: Runtime, supports: Supports) -> None:
 
     Raises UsageError: names the first such attribute, its value and the allowed one.
     """
+    if runtime.divides and not supports.divides:
+        raise UsageError(
+            f"{supports.where}: has no KV cache in host memory and computes passes whole, but "
+            f"{system} divides them into micro-batches; allowed: a simulated machine without "
+            "measured times"
+        )
     for name, (allowed, why) in supports.only.items():
         given = getattr(runtime, name)
         if given != allowed:

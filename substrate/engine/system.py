@@ -98,6 +98,12 @@ class System:
                 )
             self.forms = tuple(self.place.own_forms)  # type: ignore[misc]
         check_forms(self.forms, one_each)
+        if self.divides and len(self.forms) > 1:
+            raise UsageError(
+                f"assign is {type(self.assign).__name__}, which divides passes and copies whole "
+                f"records in pages, but there are {len(self.forms)} forms of records; allowed: "
+                "another assignment, or a system and a placement with one form"
+            )
         if len(self.forms) > 1 and not (one_each or self.evict.takes_forms):
             raise UsageError(
                 f"evict is {type(self.evict).__name__}, which knows one form of records, but "
@@ -205,6 +211,11 @@ class System:
         return any(policy.reads_weight_norms for policy in self.policies.values())
 
     @property
+    def divides(self) -> bool:
+        """Whether decode passes are divided into micro-batches; see `Assignment.divides`."""
+        return self.assign.divides
+
+    @property
     def clairvoyant(self) -> bool:
         """Whether the system must know future routing, which only a replay has."""
         return self.evict.clairvoyant or Lookahead.EXACT in self.lookaheads
@@ -220,10 +231,10 @@ class System:
         for policy in self.policies.values():
             policy.full_size(shape)
 
-    def expect(self, prompt_tokens: int) -> None:
+    def expect(self, prompt_tokens: int, texts: int = 1) -> None:
         """Pass the most tokens of a batch's prompts to every policy; see `Policy.expect`."""
         for policy in self.policies.values():
-            policy.expect(prompt_tokens)
+            policy.expect(prompt_tokens, texts)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Call `Policy.start` of every policy when a run begins."""

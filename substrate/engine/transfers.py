@@ -9,6 +9,7 @@ evicted, and the eviction policy hears of the expert once the upload is complete
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from typing import cast
 
 from moebench.substrate.engine.decisions import EXPERT_OF, Fetch
 from moebench.substrate.engine.policies import Eviction, Placement
@@ -174,9 +175,12 @@ class Transfers:
         with self.machine.lock:
             cache.read_by(reads)
             if self._passing:
-                for span in reads:
-                    for key in cache.keys(span.op.layer, span.op.experts, span.op.form):
-                        self._let_go(key, span)
+                last_use = {
+                    key: span for span in reads
+                    for key in cache.keys(span.op.layer, span.op.experts, span.op.form)
+                }  # fmt: skip
+                for key, span in last_use.items():
+                    self._let_go(key, span)
 
     def drop_unused(self, layer: int) -> None:
         """Free the slots of a layer's experts that are not kept and were not used.
@@ -259,6 +263,41 @@ class Transfers:
                 self.evict.left(key)
                 self._holding -= 1
                 cache.let_go(key, back)
+
+    def absent(self, wanted: Sequence[Fetch]) -> list[Fetch]:
+        """Return the fetches of experts that have no slot."""
+        return [fetch for fetch in wanted if not self._is_here(fetch)]
+
+    def claim_pages(self, wanted: Sequence[Fetch]) -> tuple[list[Fetch], tuple[Span, ...]]:
+        """Claim the slots of a layer's experts that one transfer in pages brings.
+
+        Returns:
+            the fetches that got a slot, and what the first page waits for.
+        """
+        claimed: list[Fetch] = []
+        after: list[Span] = []
+        with self.machine.lock:
+            for fetch in wanted:
+                key, now_ns = self._key(fetch), self.machine.now_ns()
+                waits = self._claim(fetch, key, now_ns)
+                if waits is None:
+                    waits = self._claim_soon(fetch, key, now_ns)
+                if waits is None:
+                    break
+                claimed.append(fetch)
+                after += waits
+                self._started[fetch.layer].append(cast(int, fetch.expert))
+                self._speculative.add(key)
+                self._arrivals.pop(key, None)  # an earlier transfer's
+        return claimed, tuple(after)
+
+    def pages_arrive(self, fetches: Sequence[Fetch], first: Span, last: Span) -> None:
+        """Mark experts as complete when the last of their pages has been copied."""
+        with self.machine.lock:
+            for fetch in fetches:
+                op = self._ops[self._key(fetch)]
+                self.under_way(op, last)
+                self.arrived(op, cast(int, first.start_ns), cast(int, last.end_ns))
 
     def take_started(self, layer: int) -> list[int]:
         """Return the experts of a layer's prefetches that began, and forget them."""

@@ -134,6 +134,8 @@ class CostModel:
         #: Control thread's time to launch one operation (of experts: one expert).
         self._launch_ns = {
             OpKind.ATTEND: attention,
+            OpKind.PROJECT: attention - launch,
+            OpKind.OUTPUT: launch,
             OpKind.GATE: gate,
             OpKind.EXPERT: software.launches_expert.count * launch,
             OpKind.SHARED: software.launches_shared.count * launch,
@@ -148,6 +150,7 @@ class CostModel:
             OpKind.ATTEND: max(0, software.layer.ns - launched),
             OpKind.EXPERT: max(0, software.expert.ns - self._launch_ns[OpKind.EXPERT]),
         }
+        self._python_ns[OpKind.PROJECT] = self._python_ns[OpKind.ATTEND]
         #: The same of a prediction that runs the next layer's attention.
         self._predict_python_ns = self._python_ns[OpKind.ATTEND] if prediction_python else 0
         #: Control thread's time to submit a copy or a host expert.
@@ -227,6 +230,8 @@ class CostModel:
     def _price(self, op: Op, lane: Lane) -> float:
         if lane in (Lane.DEVICE, Lane.PREDICT):
             return self._device(op)
+        if lane is Lane.HOST and op.kind is OpKind.PAGE:  # read, and written to page-locked memory
+            return 2 * self.moved_bytes(op) / self._host_bytes
         if lane is Lane.HOST:
             return self._host(op)
         if lane is Lane.DISK:
@@ -235,12 +240,19 @@ class CostModel:
                 return size / (disk.max_bandwidth.bytes_per_s / 1e9)
             return disk.access_latency.ns + size / self.read_bytes_per_ns
         fixed = self.profile.link.copy_fixed.ns * self._copies(op)
+        bandwidth = self._d2h if lane is Lane.D2H else self.h2d_bytes_per_ns
+        return fixed + (self._activation_bytes(op) or self.moved_bytes(op)) / bandwidth
+
+    def _activation_bytes(self, op: Op) -> int:
+        """Return the bytes of a transfer of activations; 0 for one of weights."""
+        s = self.shape
+        if op.kind is OpKind.QKV:
+            queries, cached = op.rows
+            values = queries * s.query_width + cached * s.kv_values_per_token_layer
+            return values * ACTIVATION_BYTES
         if op.kind is OpKind.RETURN:
-            size = sum(op.rows) * self.shape.hidden_size * ACTIVATION_BYTES
-            return fixed + size / self._d2h
-        return fixed + self.moved_bytes(op) / (
-            self._d2h if lane is Lane.D2H else self.h2d_bytes_per_ns
-        )
+            return sum(op.rows) * s.hidden_size * ACTIVATION_BYTES
+        return 0
 
     def least_load_ns(self, form: int) -> float:
         """Return the least time of an expert's copy to the device: page-locked, in one piece."""
@@ -266,7 +278,12 @@ class CostModel:
             shape, layer = self.shape, op.layer
             params = shape.own_head_params if layer < 0 else shape.layer_common_params(layer)
             return stored_bytes(params, self.precision)
+        if self._activation_bytes(op):
+            return 0
         size = self.form_bytes[op.form]
+        if op.kind is OpKind.PAGE and op.chunk is not None:
+            (part, parts), size = op.chunk, size * len(op.experts)
+            return size * (part + 1) // parts - size * part // parts
         return size if op.chunk is None else round(size * (1 / op.chunk[1]))
 
     def _weights(self, op: Op) -> list[tuple[int, int]]:
@@ -275,6 +292,12 @@ class CostModel:
         match op.kind:
             case OpKind.ATTEND:
                 return [(s.attention_params + s.norm_params, rows[0])]
+            case OpKind.PROJECT:
+                return [(s.attention_params + s.norm_params - s.output_params, rows[0])]
+            case OpKind.CORE:
+                return []
+            case OpKind.OUTPUT:
+                return [(s.output_params, rows[0])]
             case OpKind.GATE:
                 return [(s.gate_params + s.norm_params, rows[0])]
             case OpKind.PREDICT:  # context 0: gates alone, on the state at hand
@@ -314,7 +337,8 @@ class CostModel:
         weights = self._weights(op)
         expert = op.kind is OpKind.EXPERT
         dispatches = len(op.rows) * self._dispatch_ns if expert else 0
-        time += dispatches + self._handoff_ns * (1 if expert else len(weights))
+        together = expert or op.kind is OpKind.CORE
+        time += dispatches + self._handoff_ns * (1 if together else len(weights))
         for params, rows in weights:
             flops = 2 * params * rows / self._host_flops
             if rows == 1 and (self._own_rows or self._threads_limit(op)):
@@ -350,10 +374,10 @@ class CostModel:
     def work(self, op: Op) -> tuple[int, int]:
         """Return the bytes of weights and KV cache that an operation of the model reads, and FLOPs.
 
-        Nothing for a policy's prediction and for the sum of a layer's experts, which are not work
-        that the model asks for.
+        Nothing for a policy's prediction, the sum of a layer's experts and pages that the host
+        stages, which are not work that the model asks for.
         """
-        if op.kind in (OpKind.PREDICT, OpKind.COMBINE):
+        if op.kind in (OpKind.PREDICT, OpKind.COMBINE, OpKind.PAGE):
             return 0, 0
         cache, flops = self._attention_work(op)
         weights = self._weights(op)

@@ -57,10 +57,16 @@ class OpKind(StrEnum):
     WRITE_BACK = "write_back"  # an evicted expert's record, device to host
     STREAM = "stream"  # a layer's non-expert weights, or the head, host to device
     RETURN = "return"  # activations, between host and device
+    # Parts of a layer's attention, where the host computes the middle one:
+    PROJECT = "project"  # norm and the products that make queries, keys and values
+    QKV = "qkv"  # queries, keys and values, device to host
+    CORE = "core"  # scores and values over the KV cache
+    OUTPUT = "output"  # the product behind it
+    PAGE = "page"  # an equal part of several experts, host to device; on the host, staged for it
 
 
-#: An enum member as a global: an enum looks it up in a Python function, slow for each operation.
-_STREAM = OpKind.STREAM
+#: Enum members as globals: an enum looks them up in a Python function, slow for each operation.
+_STREAM, _PAGE = OpKind.STREAM, OpKind.PAGE
 
 
 @dataclass(slots=True, init=False)
@@ -68,11 +74,13 @@ class Op:
     """An operation and the sizes by which it is priced; never changed after its creation.
 
     ``rows`` holds one count for each expert of an expert operation and for each gate of a
-    prediction, else the pass's rows.
+    prediction, of ``QKV`` those of queries and of keys and values, else the pass's rows or the
+    micro-batch's.
     ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
     with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
     policy's own network's widths, input to output.  ``form`` is the form of the experts' records,
-    ``chunk`` which of how many equal parts of a record a transfer moves; None is all of it.
+    ``chunk`` which of how many equal parts of a record, or of several experts' (``PAGE``), a
+    transfer moves; None is all of it.
     ``queued`` is true for a read that is submitted while the disk is busy with others.
     ``sizes`` is all that its price depends on: all experts of a layer cost the same, and so do all
     layers, except for their non-expert weights (``STREAM``).
@@ -99,7 +107,9 @@ class Op:
         self.kind, self.layer, self.rows, self.experts = kind, layer, rows, experts
         self.context, self.pairs, self.network = context, pairs, network
         self.form, self.chunk, self.queued = form, chunk, queued
-        part = layer if kind is _STREAM else chunk
+        part: Hashable = layer if kind is _STREAM else chunk
+        if kind is _PAGE:
+            part = (chunk, len(experts))
         self.sizes = (kind, rows, context, pairs, network, form, queued, part)
 
 

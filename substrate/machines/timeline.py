@@ -9,7 +9,10 @@ from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
 
 #: What the device waited for, by what it depended on; otherwise by that one's lane.
-_CAUSES = {OpKind.LOAD: "load", OpKind.READ: "load", OpKind.STREAM: "load", OpKind.RETURN: "host"}
+_CAUSES = {
+    OpKind.LOAD: "load", OpKind.READ: "load", OpKind.STREAM: "load", OpKind.PAGE: "load",
+    OpKind.RETURN: "host",
+}  # fmt: skip
 _LANE_NAMES = {lane: lane.value for lane in Lane}
 
 #: How many of the last durations of each kind are kept.
@@ -17,7 +20,12 @@ COSTS_KEPT = 64
 
 
 def cause_of(span: Span) -> str:
-    """Return the cause of a stall of a lane that waits for the span."""
+    """Return the cause of a stall of a lane that waits for the span.
+
+    Of a state that goes up to the device it is what that waited for, or else the link.
+    """
+    if span.op.kind is OpKind.RETURN and span.lane is Lane.H2D:
+        return span.cause or "load"
     return _CAUSES.get(span.op.kind) or _LANE_NAMES[span.lane]
 
 

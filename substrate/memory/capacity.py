@@ -30,7 +30,7 @@ class Budget(NamedTuple):
             own needs; or, if a share or number of experts was requested, the bytes of these, of all
             non-expert weights and of the KV cache.
         layer_bytes: non-expert weights of each layer.
-        kv_layer_bytes: KV cache of one layer.
+        kv_layer_bytes: KV cache of one layer; 0 where the host has it.
         other_bytes: embedding, head and final norm.
         head_bytes: of these, the head's own weights: none where it is the embedding.
         expert_bytes: one routed expert.
@@ -142,6 +142,7 @@ class Request:
             one, in the room of the largest.
         kept: returns how many experts of so many slots stay on the device and need no host memory,
             called after ``homes``.
+        kv_on_host: host memory has the KV cache of every layer, whatever the homes.
     """
 
     room: Room
@@ -164,6 +165,7 @@ class Request:
     forms: Sequence[Form] = (Form(),)
     chosen_forms: Ids | None = None
     kept: Callable[[int], int] = lambda slots: 0
+    kv_on_host: bool = False
 
     @property
     def experts(self) -> int:
@@ -241,7 +243,7 @@ class Request:
         budget = Budget(
             device_bytes=wanted - (self.own_bytes if self.asked is None else 0),
             layer_bytes=layers,
-            kv_layer_bytes=self.kv_bytes // shape.num_layers,
+            kv_layer_bytes=0 if self.kv_on_host else self.kv_bytes // shape.num_layers,
             other_bytes=common - sum(layers),
             head_bytes=stored_bytes(shape.own_head_params, self.precision),
             expert_bytes=self.record_bytes,
@@ -298,6 +300,8 @@ def plan(request: Request) -> Capacity:
     elsewhere, kv_bytes = budget.elsewhere(chosen), request.kv_bytes
     common = request.shape.common_bytes(request.precision) - sum(elsewhere)
     kv_elsewhere = kv_bytes * chosen.count("host") // request.shape.num_layers
+    if request.kv_on_host:
+        kv_elsewhere = kv_bytes
     device.reserve("common weights", common)
     device.reserve("KV cache", kv_bytes - kv_elsewhere)
     device.reserve("the system's own", request.own_bytes)

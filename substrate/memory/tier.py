@@ -18,6 +18,10 @@ class Tier:
         """The bytes that can still be reserved."""
         return self.budget_bytes - self.used_bytes
 
+    def reserved(self, what: str) -> int:
+        """Return the bytes that are reserved for a purpose."""
+        return self._spent.get(what, 0)
+
     def reserve(self, what: str, count_bytes: int) -> None:
         """Reserve bytes of the budget for a purpose.
 

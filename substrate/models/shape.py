@@ -367,6 +367,16 @@ class ModelShape(Extensible):
         norms = {"none": 0, "l2": 0, "head": 2 * width, "full": q_width + kv_width}
         return params + norms[self.qk_norm]
 
+    @property
+    def query_width(self) -> int:
+        """Values of a token's queries, all heads of a layer together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def output_params(self) -> int:
+        """Parameters of the product behind attention's scores, of layers without other heads."""
+        return self.hidden_size * (self.query_width + self.output_bias)
+
     def _latent_params(self, layer: int) -> int:
         h, m = self.hidden_size, self.latent
         assert m is not None

@@ -40,7 +40,7 @@ VALUES = {
 }
 LOOP = Path(moebench.substrate.engine.__file__).parent / "loop.py"
 #: What asks policies for their options.
-ENGINE = (LOOP, LOOP.with_name("prefetches.py"))
+ENGINE = (LOOP, LOOP.with_name("prefetches.py"), LOOP.with_name("micro_batches.py"))
 EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[decision]]
 
 

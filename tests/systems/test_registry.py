@@ -47,7 +47,10 @@ def test_every_policy(decision, name):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_can_borrow_every_policy(system, decision, name):
     if not fits(system, decision, name):
-        refusal = r"takes_forms = True|computes misses on the host|chooses one form for each expert"
+        refusal = (
+            r"takes_forms = True|computes misses on the host|chooses one form for each expert"
+            r"|divides passes"
+        )
         with pytest.raises(UsageError, match=refusal):
             build(system, {decision: name})
         return

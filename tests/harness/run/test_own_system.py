@@ -275,7 +275,7 @@ from moebench.systems.policies.prefetch import NoPrefetch
 
 @dataclass(kw_only=True)
 class Expecting(NoPrefetch):
-    def expect(self, prompt_tokens):
+    def expect(self, prompt_tokens, texts=1):
         self.tokens = prompt_tokens
 
 

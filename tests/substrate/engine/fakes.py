@@ -207,6 +207,10 @@ class FlatCosts:
         return self.ns(Op(OpKind.LOAD, 0, form=form), Lane.H2D)
 
     def moved_bytes(self, op: Op) -> int:
+        if op.kind is OpKind.PAGE:
+            part, parts = op.chunk or (0, 1)
+            size = len(op.experts) * self.record_bytes
+            return size * (part + 1) // parts - size * part // parts
         return 10 * RECORD_BYTES if op.kind is OpKind.STREAM else self.form_bytes[op.form]
 
     def price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
@@ -242,11 +246,18 @@ def prices(
     write: int = 35,
     stream: int = 300,
     on_host: int = 70,
+    project: int = 20,
+    core: int = 50,
+    output: int = 7,
+    qkv: int = 4,
+    state: int = 5,
+    page: int = 100,
+    stage: int = 0,
 ) -> Prices:
     """A table for `FlatCosts`, in ns.
 
     ``on_host`` is any part of a layer but an expert there, ``queued`` a read behind others (as
-    alone, if it is not given).
+    alone, if it is not given).  ``page`` and ``stage`` are all pages of a layer.
     """
     device = {
         OpKind.ATTEND: attend,
@@ -257,6 +268,8 @@ def prices(
         OpKind.DENSE: dense,
         OpKind.PREDICT: predict,
         OpKind.HEAD: head,
+        OpKind.PROJECT: project,
+        OpKind.OUTPUT: output,
     }
     common = (OpKind.ATTEND, OpKind.GATE, OpKind.SHARED, OpKind.DENSE)
     return (
@@ -265,6 +278,11 @@ def prices(
         | {
             (Lane.H2D, OpKind.LOAD): load,
             (Lane.H2D, OpKind.STREAM): stream,
+            (Lane.H2D, OpKind.PAGE): page,
+            (Lane.H2D, OpKind.RETURN): state,
+            (Lane.HOST, OpKind.CORE): core,
+            (Lane.HOST, OpKind.PAGE): stage,
+            (Lane.D2H, OpKind.QKV): qkv,
             (Lane.DISK, OpKind.READ): read,
             (Lane.DISK, OpKind.READ, "queued"): read if queued is None else queued,
             (Lane.HOST, OpKind.EXPERT): host,
