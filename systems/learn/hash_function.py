@@ -139,7 +139,7 @@ def trained(
 ) -> HashFunction:  # fmt: skip
     """Return the network trained on these texts, or read it from ``artefacts``.
 
-    Raises UsageError: there are fewer than two texts, or they lack embeddings or scores.
+    Raises UsageError: the texts lack embeddings or scores.
     """
     texts = []
     for text in sequences:
@@ -149,11 +149,6 @@ def trained(
                 "texts lack"
             )
         texts.append((text.embedding_TH.astype(np.float32), text.scores_TLE.astype(np.float32)))
-    if len(texts) < 2:
-        raise UsageError(
-            f"route=hash-function learns from two texts or more, {len(texts)} is there; give a "
-            "larger --calibrate-texts"
-        )
     name = content_hash([VERSION, num_experts, asdict(options)], [a for t in texts for a in t])
     layers = texts[0][1].shape[1]
 
@@ -232,13 +227,17 @@ def _fit(
     texts: Sequence[tuple[np.ndarray, np.ndarray]], num_experts: int, options: HashOptions,
     progress: Callable[[int, int], None],
 ) -> Artefact:  # fmt: skip
-    """Train; keep the weights of the epoch with the least loss on the last tenth of the texts."""
+    """Train; keep the weights of the epoch with the least loss on the last tenth of the texts.
+
+    One text alone is trained on and judged by.
+    """
     import torch
 
     layers = texts[0][1].shape[1]
     network = _network(options.width, texts[0][0].shape[1], layers * num_experts, options.seed)
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
     held = max(1, round(VALIDATION * len(texts)))
+    learns = texts[:-held] or texts
     generator = torch.Generator().manual_seed(options.seed)
     best: dict[str, Any] = {}
     least, best_epoch, epoch = float("inf"), 0, 0
@@ -249,9 +248,9 @@ def _fit(
         return losses(logits, teacher, real)
 
     while epoch < options.epochs and epoch - best_epoch < PATIENCE:
-        order = torch.randperm(len(texts) - held, generator=generator).tolist()
+        order = torch.randperm(len(learns), generator=generator).tolist()
         for first in range(0, len(order), BATCH):
-            loss = loss_of([texts[i] for i in order[first : first + BATCH]])
+            loss = loss_of([learns[i] for i in order[first : first + BATCH]])
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()

@@ -139,6 +139,10 @@ def asked(policy: Policy, seen: LayerView, rows: dict[int, int], inside: set[int
     if isinstance(policy, Assignment):
         policy.assign(seen, active(seen, rows))
     elif isinstance(policy, Routing):
+        if policy.routes_passes:
+            policy.begin_sequences(Prompts(seen.forward.sequences, None))
+            rows_TH = np.ones((seen.forward.rows, MODEL.hidden_size), np.float32)
+            policy.plan_pass(seen.forward, rows_TH if policy.reads_token_embeddings else None)
         policy.route(seen)
     elif isinstance(policy, Eviction):
         policy.used(seen.layer, rows)

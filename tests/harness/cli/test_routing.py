@@ -67,6 +67,8 @@ LACKING = {
     "finemoe": "holds no embeddings", "hybrimoe": "1 MoE layer(s) ahead; prefetch=impact reads 3",
     "hobbit": "1 MoE layer(s) ahead; prefetch=stacked-gates reads 2",
     "promoe": "holds no hidden states",
+    "sida": "holds no token embeddings, route=hash-function reads them; swap it with --set, or run "
+    "without --routing",
     "swapmoe": "holds no norms of experts' weights, place=virtual-experts and "
     "admit=important-swaps read them; use --set admit.importance=gates, or run without --routing",
 }  # fmt: skip
