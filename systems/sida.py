@@ -34,7 +34,9 @@ Deviations and readings:
 - Each row uses the model's own number of experts.  The paper uses one on SST2 and three on MRPC and
   MultiRC; the code weighs three by .5, .25 and .25 times their probability.  ``route.weights=code``
   does so with other numbers too: one half for the first expert, the rest equally for the others.
-- alpha is the predicted probability, renormalised where the model renormalises its own top-k.
+- alpha is the predicted probability, renormalised where the model renormalises its own top-k, and
+  by SparseMixer's rule where the model has that.  Gates whose scores are no distribution (sigmoid)
+  are learnt as one.
 - If more experts are predicted than there are slots, those of the first layers are loaded before
   the pass, and the others when their layer begins.
 - The oldest expert leaves that this pass does not need any more; FIFO alone would evict experts
@@ -82,8 +84,17 @@ def table_of(p_TLE: Scores, k: int) -> tuple[Ids, Scores]:
     return ids_TLK, np.take_along_axis(p_TLE, ids_TLK, axis=2)
 
 
-def factors(p_TK: Scores, shape: ModelShape) -> Scores:
+def factors(p_TE: Scores, ids_TK: Ids, shape: ModelShape) -> Scores:
     """Return the weights ``[T, K]`` of predicted experts by the model's own rule."""
+    if shape.gate is GateKind.SPARSEMIXER:  # weighs each pick against near experts
+        import torch
+
+        from moebench.substrate.models.layers import gate_weights
+
+        p = torch.from_numpy(np.maximum(p_TE, np.finfo(np.float32).tiny))
+        found: Scores = gate_weights(shape, p.log(), p, torch.from_numpy(ids_TK)).numpy()
+        return found
+    p_TK = np.take_along_axis(p_TE, ids_TK, axis=1)
     if shape.gate in RENORMALISED:
         p_TK = p_TK / p_TK.sum(axis=1, keepdims=True)
     return p_TK * shape.routed_scaling_factor
@@ -206,10 +217,11 @@ class HashRouting(Routing):
         layers = self._shape.moe_layers
         self.union = union_of(ids_TLK, layers)
         for row, layer in enumerate(layers):
-            p_TK = p_TLK[:, row]
+            ids_TK = self._ids[layer] = np.ascontiguousarray(ids_TLK[:, row])
             own = self.weights == "predicted"
-            self._ids[layer] = np.ascontiguousarray(ids_TLK[:, row])
-            self._weights[layer] = factors(p_TK, self._shape) if own else code_factors(p_TK)
+            self._weights[layer] = (
+                factors(p_TLE[:, row], ids_TK, self._shape) if own else code_factors(p_TLK[:, row])
+            )
 
     def route(self, view: LayerView) -> Routed:
         """Return the predicted experts of the layer, with the predicted weights."""

@@ -174,7 +174,11 @@ class _Slots:
 
     def _happens(self, event: Claim | LetGo) -> None:
         if isinstance(event, LetGo):
-            del self.owners[self.current.pop(event.key).slot]
+            gone = self.current.pop(event.key)
+            del self.owners[gone.slot]
+            sent = self.unread[event.key]
+            if sent and sent[0] < event.before:  # sent back at the start of a pass
+                self._is_copied_back(gone, sent.pop(0))
             return
         if event.victim is not None:
             victim = self.current.pop(event.victim)
@@ -197,9 +201,13 @@ class _Slots:
         if not self.unread[victim.key]:
             raise BrokenError(f"{victim} was not written back")
         found = self.unread[victim.key].pop(0)
-        span = self.spans[found]
-        start, end = times(span)
         must(found >= index, "written back before it left")
+        self._is_copied_back(victim, found)
+
+    def _is_copied_back(self, victim: _Stay, index: int) -> None:
+        """Check that the copy to the host starts after the expert's transfer to the device."""
+        span = self.spans[index]
+        start, end = times(span)
         must(span.lane is Lane.D2H, "written back over another lane")
         if start < victim.ready_ns:
             raise BrokenError(f"{span!r} reads before {victim.ready_ns}")

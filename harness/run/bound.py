@@ -174,7 +174,10 @@ def least_costs(engine: Engine, batch: int) -> LeastCosts:
     forms = engine.cache.used_forms
     one = Op(OpKind.EXPERT, 0, (1,), (0,), form=forms[0])
     each = [Op(OpKind.EXPERT, 0, (1,), (0,), form=form) for form in forms]
-    per_layer = [OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE]
+    # A pass that is routed at its start runs no gate, and waits for its routing once.
+    at_start = engine.system.route.routes_passes
+    reads = 2 if at_start else len(shape.moe_layers) + 1
+    per_layer = [OpKind.ATTEND, *([] if at_start else [OpKind.GATE]), OpKind.COMBINE]
     if shape.shared_width:
         per_layer.append(OpKind.SHARED)
     layers, rows = len(shape.moe_layers), (batch,)
@@ -209,7 +212,7 @@ def least_costs(engine: Engine, batch: int) -> LeastCosts:
         ),
         host=host,
         read=min(least_read_ns(machine, form) for form in forms),
-        control=launches + layers * machine.decision_ns + (layers + 1) * machine.sync_ns,
+        control=launches + layers * machine.decision_ns + reads * machine.sync_ns,
         submit=submit,
     )
 

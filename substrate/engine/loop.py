@@ -509,6 +509,8 @@ class Engine:
             )
         if now.ahead:
             tally.routed_ahead(now.ahead.expected_TK, routed, view.topk_ids_TK)
+        elif self._routes_passes and view.phase == "decode":
+            tally.routed_ahead(routed.ids_TK, routed, view.topk_ids_TK)
         self._used.append(now.keys)
 
     def _admit(self, now: Layer) -> None:
