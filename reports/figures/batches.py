@@ -1,4 +1,4 @@
-"""Chart of decoded tokens/s over the batch, one panel a machine, on logarithmic axes."""
+"""Chart of decoded tokens/s over the batch, on logarithmic axes."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from moebench.reports.figures.style import Spec, axis, coloured, finished, toolt
 
 
 def over_batches(colours: Mapping[str, str]) -> Spec:
-    """Return the chart.  Rows: ``machine``, ``system``, ``batch``, ``speed`` (tokens/s)."""
+    """Return the chart of a machine.  Rows: ``system``, ``batch``, ``speed`` (tokens/s)."""
     log = {"type": "log", "nice": False}
     spec = {
         "mark": {"type": "line", "point": True, "strokeWidth": 1.5},
@@ -15,13 +15,10 @@ def over_batches(colours: Mapping[str, str]) -> Spec:
                   "axis": axis("batch (sequences decoded together)", "d")},
             "y": {"field": "speed", "type": "quantitative", "scale": log,
                   "axis": axis("decoded tokens/s", "~g")},
-            "row": {"field": "machine", "type": "nominal", "title": None, "sort": None},
             "color": {"field": "system", "type": "nominal",
                       "legend": {"title": None, "orient": "top", "columns": 3}},
             "tooltip": tooltip(("system", "system"), ("batch", "batch", "d"),
                                ("speed", "tokens/s", ".4")),
         },
     }  # fmt: skip
-    drawn = finished(spec, 220, coloured("system", colours))
-    # Panels have a width each: the page's autosize is of a single chart.
-    return drawn | {"config": drawn["config"] | {"autosize": {"type": "pad"}}}
+    return finished(spec, 220, coloured("system", colours))

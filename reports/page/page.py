@@ -23,6 +23,7 @@ from moebench.reports.page import runs as single
 from moebench.reports.page import sections
 from moebench.reports.page.views import views
 from moebench.reports.sections import accuracy as alpha
+from moebench.reports.sections import batches as over_batch
 from moebench.reports.sections.history import CAPTION, Since
 from moebench.reports.sections.throughput import Curve
 from moebench.results.claims import Exhibit, PaperResult
@@ -120,8 +121,8 @@ def page(contents: Contents, source: str) -> str:
         one["id"]: {"spec": one["spec"], "rows": None}
         for paper in papers for one in paper["exhibits"] if one["spec"]
     }  # fmt: skip
-    history = sections.history(contents.history)
-    drawn |= {one["id"]: {"spec": one["spec"], "rows": one["rows"]} for one in history}
+    history, batches = sections.history(contents.history), sections.batches(whole)
+    drawn |= {one["id"]: {"spec": one["spec"], "rows": one["rows"]} for one in history + batches}
     data = _data(contents, whole) | {"drawn": drawn}
     return environment.get_template("report.html.j2").render(
         source=source,
@@ -132,6 +133,9 @@ def page(contents: Contents, source: str) -> str:
         papers=papers,
         history=history,
         history_caption=CAPTION,
+        batches=batches,
+        batches_caption=over_batch.CAPTION,
+        batches_title=over_batch.TITLE,
         tables=tables,
         shipped=sections.SHIPPED | {*contents.shipped},
         caveat=alpha.CAVEAT,

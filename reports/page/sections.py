@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 
 from moebench.reports.figures import exhibits
 from moebench.reports.figures.accuracy import MEASURES, curves
+from moebench.reports.figures.batches import over_batches
 from moebench.reports.figures.history import history_chart
+from moebench.reports.figures.style import system_colours
 from moebench.reports.sections import accuracy as alpha
+from moebench.reports.sections import batches as over_batch
 from moebench.reports.sections import (
     claims,
     claims_details,
@@ -187,6 +190,19 @@ def accuracy(index: int, view: alpha.View) -> dict[str, Any]:
                 drawn.append({"id": name, "spec": found[0], "rows": found[1], "caption": caption})
     return {"anchor": f"accuracy-{index + 1}", "view": view, "figures": drawn,
             "headers": alpha.VERDICT_HEADERS}  # fmt: skip
+
+
+def batches(runs: Sequence[Document]) -> list[dict[str, Any]]:
+    """Return each machine's throughput over the batch: its chart with rows, and its table."""
+    drawn = []
+    machines = over_batch.drawn(over_batch.times_of(runs))
+    for index, (place, systems) in enumerate(machines.items()):
+        colours = {name: colour for name, (colour, _) in system_colours(systems).items()}
+        part = Part("", over_batch.headers(systems), over_batch.lines(systems))
+        drawn.append({"id": f"batches-{index + 1}", "spec": over_batches(colours),
+                      "rows": over_batch.rows(systems), "title": place,
+                      "said": over_batch.order(systems), "part": part})  # fmt: skip
+    return drawn
 
 
 def history(found: over_commits.Since | None) -> list[dict[str, Any]]:

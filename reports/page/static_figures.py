@@ -109,6 +109,8 @@ def static_figures(
             if over == "ratio":
                 hits = comparison.lines(over, of_lines, "hit_ratio")
                 drawn.append((f"hits {title}", hits, rows))
+    for one in sections.batches(runs):
+        drawn.append((f"batches {one['title']}", one["spec"], one["rows"]))
     for index, view in enumerate(accuracy):
         for found in sections.accuracy(index, view)["figures"]:
             title = f"{view.title} {found['caption']}"

@@ -6,7 +6,7 @@ import pytest
 
 from moebench.harness.one_run import prepare, run
 from moebench.harness.run.rules import resolve
-from moebench.reports.batches import exponents
+from moebench.reports.sections.batches import exponents
 from moebench.results.spec import MOST_BATCH
 from tests.harness.commands import refused
 

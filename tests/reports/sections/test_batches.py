@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.reports import batches
+from moebench.reports.figures.batches import over_batches
+from moebench.reports.page import sections
+from moebench.reports.sections import batches
 
 TIMES = {
     "m, x": {"static": {1: 10.0, 8: 40.0, 64: 320.0}, "stream": {1: 100.0, 8: 100.0, 64: 160.0}},
@@ -34,17 +36,22 @@ def test_the_order_changes_where_another_system_passes():
     made = {name: batches.speeds(of) for name, of in TIMES["m, x"].items()}
     assert batches.crossings(made) == [(64, "stream", "static")]
     assert batches.crossings(dict(reversed(made.items()))) == [(64, "stream", "static")]
-    assert batches.caption(TIMES) == (
-        "Decoded tokens/s; both axes are logarithmic. m, x: at 64 stream passes static. "
-        "n, x: the order never changes."
-    )
+    assert batches.order(TIMES["m, x"]) == "Order: at 64 stream passes static."
+    assert batches.order(TIMES["n, x"]) == "Order: it never changes."
 
 
 def test_the_table_has_every_batch():
-    first, second = batches.table(TIMES).split("### n, x")
-    assert "| static | 100 | 200 | 200 | 1.00 |" in first
-    assert "| stream | 10 | 80 | 400 | 0.23 |" in first
-    assert "| stream | 33.3 |  |  |" in second
+    assert batches.headers(TIMES["m, x"]) == ["system", "1", "8", "64", "largest exponent of TPOT"]
+    assert batches.lines(TIMES["m, x"]) == [
+        ["static", "100", "200", "200", "1.00"],
+        ["stream", "10", "80", "400", "0.23"],
+    ]
+    assert batches.lines(TIMES["n, x"])[1] == ["stream", "33.3", "", ""]
+
+
+def test_a_chart_needs_two_systems_and_three_batches():
+    assert batches.drawn(TIMES).keys() == {"m, x"}
+    assert not batches.drawn({"m, x": {"static": TIMES["m, x"]["static"]}})
 
 
 def run(system, batch, tpot, machine="m"):
@@ -57,22 +64,23 @@ def test_runs_are_ordered_by_machine_system_and_batch():
     assert batches.times_of(runs) == {"m, x": {"a": {1: 1.0, 8: 2.0}}, "n, x": {"b": {1: 3.0}}}
 
 
-def test_the_chart_has_a_panel_for_each_machine(tmp_path):
+def test_the_page_has_a_chart_and_a_table_for_each_machine():
+    runs = [run(name, n, ms) for name, of in TIMES["m, x"].items() for n, ms in of.items()]
+    (one,) = sections.batches([*runs, run("static", 1, 10.0, "n")])
+    assert (one["id"], one["title"]) == ("batches-1", "m, x")
+    assert {"system": "stream", "batch": 64, "speed": 400.0} in one["rows"]
+    assert len(one["rows"]) == 6
+    assert one["spec"]["encoding"]["x"]["scale"]["type"] == "log"
+    assert one["part"].rows == batches.lines(TIMES["m, x"])
+
+
+def test_the_chart_shows_its_systems(tmp_path):
     from moebench.reports.formats.svg import write_svg
+    from moebench.reports.page.static_figures import StaticFigure
 
     file = tmp_path / "batches.svg"
-    write_svg(batches.figure(TIMES), file)
+    spec = over_batches({"static": "#0072b2", "stream": "#d55e00"})
+    write_svg(StaticFigure("m, x", spec, batches.rows(TIMES["m, x"]), {}), file)
     drawn = file.read_text("utf-8")
-    for word in ("m, x", "n, x", "decoded tokens/s", "stream", "static"):
+    for word in ("decoded tokens/s", "batch (sequences decoded together)", "stream", "static"):
         assert word in drawn
-
-
-def test_the_command_says_in_one_line_what_is_missing(tmp_path, capsys):
-    for arguments, why in (
-        ([], "expected two arguments"),
-        ([str(tmp_path), str(tmp_path / "x.svg")], "moebench sweep throughput --store"),
-    ):
-        assert batches.main(arguments) == 2
-        said = capsys.readouterr()
-        assert (said.out, said.err.count("\n")) == ("", 1)
-        assert why in said.err
