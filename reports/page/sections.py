@@ -196,8 +196,9 @@ def batches(runs: Sequence[Document]) -> list[dict[str, Any]]:
     """Return each machine's throughput over the batch: its chart with rows, and its table."""
     drawn = []
     machines = over_batch.drawn(over_batch.times_of(runs))
+    names = system_colours(sorted({name for systems in machines.values() for name in systems}))
     for index, (place, systems) in enumerate(machines.items()):
-        colours = {name: colour for name, (colour, _) in system_colours(systems).items()}
+        colours = {name: colour for name, (colour, _) in names.items() if name in systems}
         part = Part("", over_batch.headers(systems), over_batch.lines(systems))
         drawn.append({"id": f"batches-{index + 1}", "spec": over_batches(colours),
                       "rows": over_batch.rows(systems), "title": place,

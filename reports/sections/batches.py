@@ -95,8 +95,11 @@ def order(systems: Mapping[str, Mapping[int, float]]) -> str:
     """
     found = defaultdict(list)
     for batch, faster, slower in crossings({name: speeds(of) for name, of in systems.items()}):
-        found[batch, faster].append(slower)
-    changes = [f"at {n} {one} passes {' and '.join(them)}" for (n, one), them in found.items()]
+        found[batch, slower].append(faster)
+    changes = [
+        f"at {n} {' and '.join(them)} {'passes' if len(them) == 1 else 'pass'} {one}"
+        for (n, one), them in found.items()
+    ]
     return f"Order: {'; '.join(changes) or 'it never changes'}."
 
 
