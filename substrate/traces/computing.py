@@ -54,7 +54,7 @@ class RoutedDecoder:
         return self._recorded.token_norms(layer)
 
     def token_embeddings(self) -> np.ndarray:
-        """Raise UsageError: no trace holds them."""
+        """Return the recorded embeddings of the rows of the pass."""
         return self._recorded.token_embeddings()
 
     def embedding(self) -> np.ndarray:

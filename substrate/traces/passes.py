@@ -28,7 +28,8 @@ class PassTrace:
 
     ``rows`` is the row count of each sequence; ``predicted`` has, for each kind of prediction, the
     scores ``[T, E]`` that one layer predicted for a later one; ``hidden`` has the states ``[T, H]``
-    that layers' gates read and ``norms`` their norms ``[T]``, if a policy used them.
+    that layers' gates read, ``norms`` their norms ``[T]``, and ``embedding`` the rows' embeddings
+    ``[T, H]``, if a policy used them.
     """
 
     rows: tuple[int, ...]
@@ -36,6 +37,7 @@ class PassTrace:
     predicted: dict[Lookahead, dict[tuple[int, int], Scores]] = field(default_factory=dict)
     hidden: dict[int, np.ndarray] = field(default_factory=dict)
     norms: dict[int, np.ndarray] = field(default_factory=dict)
+    embedding: np.ndarray | None = None
     chosen: list[int] = field(default_factory=list)
 
 
@@ -114,6 +116,12 @@ class Recorder:
         if norms is not None:
             self._pass.norms[self._gated] = norms.copy()
         return norms
+
+    def token_embeddings(self) -> np.ndarray:
+        """Return the embeddings of the pass's rows, and record them."""
+        found = self._model.token_embeddings()
+        self._pass.embedding = found.copy()
+        return found
 
     def embedding(self) -> np.ndarray:
         """Return the prompts' mean token embeddings, and record them."""
@@ -228,8 +236,10 @@ class TracedModel:
         return np.linalg.norm(state, axis=1) if norms is None and state is not None else norms
 
     def token_embeddings(self) -> np.ndarray:
-        """Raise UsageError: no trace holds them."""
-        raise UsageError("the trace holds no token embeddings; run the system live")
+        """Return the recorded embeddings of the pass's rows; no trace in a file has them."""
+        if self._pass.embedding is None:
+            raise UsageError("the trace holds no token embeddings; run the system live")
+        return self._pass.embedding
 
     def embedding(self) -> np.ndarray:
         """Return the recorded mean token embeddings of the batch's prompts."""

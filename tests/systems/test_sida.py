@@ -233,6 +233,7 @@ def test_the_network_learns_which_experts_tokens_use(tmp_path: Path):
         right.append((p_TLE.argmax(axis=2) == text.ids_TLK[..., 0]).mean())
     most = np.mean([(text.ids_TLK == text.ids_TLK[0]).mean() for text in texts])
     assert np.mean(right) > 0.75 > most + 0.2, "experts follow from tokens, not from a habit"
+    assert 0.9 < float(network.note["top_3"]) <= 1, "of four experts"
     untrained = trained(texts, 4, HashOptions(width=16, epochs=1, seed=0), tmp_path)
     assert float(network.note["loss"]) < float(untrained.note["loss"]) / 2
 
