@@ -20,7 +20,7 @@ from moebench.workloads.catalogue import workload
 from moebench.workloads.data import read_passages
 from moebench.workloads.draw import PASSAGE_WORDS, PromptSet, load
 
-#: C4 is not a workload, so its texts are read as plain passages.
+#: The first passages of C4 are read, not a draw of the workload.
 C4 = "c4"
 _C4_FILE = Path("corpus") / "c4_demo.txt"
 
