@@ -6,13 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from moebench.harness.run.bound import bound, least_costs
 from moebench.harness.run.document import (
-    bound,
     expert_figures,
     host_memory_figures,
     lane_figures,
     latencies,
-    least_costs,
     ms,
     notes_on_lingering,
     ratio,
