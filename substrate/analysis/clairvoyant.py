@@ -140,8 +140,13 @@ class _Program:
         matrix = coo_array((values, (rows, columns)), shape=size).tocsr()
         most, limit = np.array(self.most), np.array(self.limit)
         bounds = np.stack([np.zeros_like(most), most], axis=1)
-        found = linprog(self.price, A_ub=matrix, b_ub=limit, bounds=bounds, method="highs-ipm")
-        if found.status != 0:
+        # Every program has a solution: each expert is loaded for each use.  Where the interior
+        # point method finds none, the numbers are too far apart for it.
+        for method in ("highs-ipm", "highs-ds"):
+            found = linprog(self.price, A_ub=matrix, b_ub=limit, bounds=bounds, method=method)
+            if found.status == 0:
+                break
+        else:
             raise IntegrityError(f"the linear program of a bound was not solved: {found.message}")
         limited = np.isfinite(most)
         dual = found.ineqlin.marginals @ limit

@@ -94,6 +94,7 @@ OPTIONS = {
         "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
         "--store", "--force", "--json", "--quant", "--expert-dtype",
         "--device-memory", "--free-host-gb", "--emulated-link", "--page-cache", "--device",
+        "--clairvoyant",
     },
     "reproduce": {
         "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--figures",
@@ -108,7 +109,7 @@ OPTIONS = {
         "--context",
         "--new-tokens", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
         "--seed", "--scoring", "--few-shot", "--plain-prompts", "--calibrate-from",
-        "--calibrate-texts", "--reconstruct-scores", "--clairvoyant", "--alpha",
+        "--calibrate-texts", "--reconstruct-scores", "--clairvoyant", "--temperature", "--top-p", "--alpha",
     },
     "machines components": {"--json"},
     "machines compose": {"--out", "--force"},

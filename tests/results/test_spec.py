@@ -140,7 +140,7 @@ VALUES: dict[str, Any] = {
     "weights": "folder", "quant": "q4_0", "expert_dtype": "int4", "workload": "gsm8k",
     "allow_overcommit": True,
     "emulated_link_gb_s": 4.0, "page_cache": "keep", "device": "cpu", "seed": 0,
-    "clairvoyant": True,
+    "clairvoyant": True, "temperature": 0.7, "top_p": 0.9,
     "scoring": "generation", "few_shot": 1, "plain_prompts": True, "calibrate_from": "gsm8k",
     "calibrate_texts": 3, "context": 8, "routing": "drawn", "trace": TRACE,
     "reconstruct_scores": True, "alpha": 0.3,

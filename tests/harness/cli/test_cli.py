@@ -156,7 +156,7 @@ def test_the_document_agrees_with_itself() -> None:
 def test_one_new_token_has_no_tpot_and_says_so_with_null() -> None:
     document = run("smoe", "--new-tokens", "1")
     assert document["metrics"]["tpot_ms"] is None
-    assert document["bound"] == {"tpot_ms": None, "ratio": None}
+    assert set(document["bound"].values()) == {None}
     assert document["accuracy"]["agreement"] is None
     assert document["metrics"]["cache_ratio"] is None
     called = call("run", "--system", "smoe", *SMALL, "--new-tokens", "1")
