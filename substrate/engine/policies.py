@@ -29,6 +29,7 @@ from moebench.substrate.engine.decisions import (
     Prompts,
     Routed,
 )
+from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Op
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.memory.capacity import Budget, Home
@@ -257,8 +258,14 @@ class Routing(Policy):
         return False
 
     def pass_op(self, rows: int) -> Op:
-        """Return the operation, on the prediction lane, by which `plan_pass` chooses for rows."""
-        raise NotImplementedError(f"{type(self).__name__} routes passes and has no `pass_op`")
+        """Return the operation, on the prediction lane, by which `plan_pass` chooses for rows.
+
+        Raises UsageError: the routing routes passes and does not say what that costs.
+        """
+        raise UsageError(
+            f"{type(self).__name__} routes passes at their start and has no `pass_op`; return an "
+            "Op of kind PREDICT with the widths of its network"
+        )
 
     def plan_pass(self, forward: ForwardPass, embedding_TH: np.ndarray | None) -> None:
         """Choose the experts of all layers, which `route` then returns layer by layer.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moebench.harness.conformance.invariants import BrokenError, check_timeline
 from moebench.substrate.engine.decisions import ForwardPass, Prompts
+from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.substrate.models.shape import GateKind
 from moebench.substrate.terms import RoutedSequence
@@ -18,6 +19,7 @@ from moebench.substrate.traces.passes import TracedModel
 from moebench.systems.learn import hash_function
 from moebench.systems.learn.hash_function import HashFunction, HashOptions, sparsemax, trained
 from moebench.systems.options import build
+from moebench.systems.policies.route import ExactRouting
 from moebench.systems.sida import code_factors, factors, table_of, union_of
 from tests.substrate.engine.fakes import FlatCosts, prices, random_trace, rig, small_shape
 from tests.systems.views import shape
@@ -187,6 +189,16 @@ def test_the_prediction_precedes_layer_0_and_no_gate_is_waited_for():
         if span.op.kind in (OpKind.LOAD, OpKind.ATTEND):
             before = [p for p in predicted if p.end_ns <= span.start_ns]
             assert before, f"{span} began before the first prediction"
+
+
+def test_a_routing_of_passes_without_a_cost_is_one_line():
+    class Free(ExactRouting):
+        routes_passes = True
+
+    system = build("moe-ondemand")
+    system.route = Free()
+    with pytest.raises(UsageError, match="Free routes passes at their start and has no `pass_op`"):
+        ran(system, 1, slots=4)
 
 
 def test_the_charged_network_has_the_papers_weights():
