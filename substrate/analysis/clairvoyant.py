@@ -27,7 +27,7 @@ The value is that of the dual program, which is a bound whether or not it is opt
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
 import numpy as np
@@ -82,22 +82,11 @@ class StepCosts:
 
     def times(self, factor: float) -> "StepCosts":
         """Return all times multiplied by a factor."""
-        single = (
-            "device",
-            "host",
-            "link",
-            "read",
-            "shared",
-            "gap",
-            "on_device",
-            "on_host",
-            "before",
-        )
-        return StepCosts(
-            after=[factor * ns for ns in self.after],
-            launches=[factor * ns for ns in self.launches],
-            **{name: factor * getattr(self, name) for name in single},
-        )
+        scaled = {
+            one.name: (factor * np.asarray(getattr(self, one.name))).tolist()
+            for one in fields(self)
+        }
+        return StepCosts(**scaled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +162,7 @@ class _Cache:
             brought: the columns of what is brought for each key.
             instead: the columns of what makes up for the rest of each key.
         """
-        program, was = self._program, dict(self.kept)
+        program, was = self._program, {key: self.kept[key] for key in keys}
         came = dict(zip(keys, brought, strict=True))
         for key, others in zip(keys, instead, strict=True):
             program.at_most(-1.0, ([came[key], was[key], *others], -1.0))
