@@ -254,11 +254,19 @@ class PredictedUnion(Prefetching):
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Note the cache, whose slots limit what is loaded at once."""
         self._cache, self._shape = cache, shape
+        #: The union that `wanted` was made of, and its result.
+        self._of: list[tuple[int, int]] | None = None
+        self._wanted: list[tuple[int, int]] = []
 
     @property
     def wanted(self) -> list[tuple[int, int]]:
-        """The predicted experts that fit on the device together, by layer."""
+        """The predicted experts that fit on the device together, by layer; one list for a pass."""
         found = self._route.union if isinstance(self._route, HashRouting) else []
+        if found is not self._of:
+            self._of, self._wanted = found, self._fitting(found)
+        return self._wanted
+
+    def _fitting(self, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
         if self._cache.scope == "global":
             return found[: self._cache.slots]
         pools = dict(zip(self._shape.moe_layers, self._cache.pools, strict=True))
@@ -314,6 +322,9 @@ class FirstNotPredicted(FirstInFirstOut):
         super().start(shape, cache)
         self._cache, self._layers = cache, shape.moe_layers
         self._used = self._layers[-1]
+        #: What the pass still needs, as flags of keys; of which list, from which layer on.
+        self._needed: Mask = np.zeros(0, dtype=bool)
+        self._needed_of: tuple[list[tuple[int, int]], int] | None = None
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """Note the layer that the pass has reached."""
@@ -324,14 +335,20 @@ class FirstNotPredicted(FirstInFirstOut):
         union = self._union
         if union is None:
             return super().victim(allowed, incoming)
-        # Between two passes, all layers are still to come.
-        reached = -1 if self._used == self._layers[-1] else self._used
-        spared = allowed.copy()
-        for layer, expert in union.wanted:
-            if layer > reached:
-                spared[self._cache.key(layer, expert)] = False
+        spared = allowed & ~self._still_needed(union.wanted, len(allowed))
         found = super().victim(spared, incoming)
         return super().victim(allowed, incoming) if found is None else found
+
+    def _still_needed(self, wanted: list[tuple[int, int]], keys: int) -> Mask:
+        """Return which keys are wanted by layers that the pass has not reached."""
+        # Between two passes, all layers are still to come.
+        reached = -1 if self._used == self._layers[-1] else self._used
+        known = self._needed_of
+        if known is None or known[0] is not wanted or known[1] != reached:
+            self._needed, self._needed_of = np.zeros(keys, dtype=bool), (wanted, reached)
+            later = [self._cache.key(layer, e) for layer, e in wanted if layer > reached]
+            self._needed[later] = True
+        return self._needed
 
 
 # ----------------------------------------------------------------------------- the system
@@ -355,6 +372,12 @@ class SiDA(System):
             self.prefetch.beside(self.route)
             if isinstance(self.evict, FirstNotPredicted):
                 self.evict.beside(self.prefetch)
+
+    def why_not(self, shape: ModelShape, batch: int) -> str | None:
+        """Return that weights of an expert's input are not defined, where a model has these."""
+        if shape.weighs_input:
+            return "the hash function weighs experts' outputs, and this model weighs their inputs"
+        return super().why_not(shape, batch)
 
 
 @dataclass(kw_only=True)

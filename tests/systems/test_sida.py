@@ -191,6 +191,14 @@ def test_the_prediction_precedes_layer_0_and_no_gate_is_waited_for():
             assert before, f"{span} began before the first prediction"
 
 
+def test_models_that_weigh_the_inputs_of_experts_are_refused():
+    model = shape(4, 1)
+    assert build("sida").why_not(model, 1) is None
+    inputs = model.model_copy(update={"gate": GateKind.TOPK_SIGMOID})
+    assert inputs.weighs_input
+    assert "weighs their inputs" in build("sida").why_not(inputs, 1)
+
+
 def test_a_routing_of_passes_without_a_cost_is_one_line():
     class Free(ExactRouting):
         routes_passes = True
