@@ -82,3 +82,23 @@ def test_a_sweep_runs_it_beside_systems_that_share_prefills() -> None:
     again = run(alone, Path("other")).document
     assert again["accuracy"]["kl"] == found["swapmoe"]["accuracy"]["kl"]
     assert again["metrics"]["tpot_ms"] == found["swapmoe"]["metrics"]["tpot_ms"]
+
+
+def test_a_system_that_reads_tokens_has_an_interval_and_says_how_it_predicts(
+    tmp_path: Path,
+) -> None:
+    """The pass over the profile's ranges replays the run, with the embeddings that it read."""
+    called = call(
+        "run", "--system", "sida", "--setting", "D1", "--workload", "arithmetic", "--prompts", "2",
+        "--new-tokens", "5", "--slots", "16", "--calibrate-texts", "4", "--set", "route.width=8",
+        "--set", "route.epochs=2", "--store", tmp_path, "--json",
+    )  # fmt: skip
+    assert called.code == 0, called.err
+    document = called.json
+    low, high = (document["interval"]["tpot_ms"][end] for end in ("low", "high"))
+    assert low < document["metrics"]["tpot_ms"]["mean"] < high
+    assert not document["lossless"]
+    assert 0 <= float(document["provenance"]["learnt"]["route"]["top_3"]) <= 1
+    places = document["metrics"]["routed_ahead"]
+    assert places["places"] == document["metrics"]["experts"]["decode"]["active"]
+    assert 0 <= places["right"] <= 1
