@@ -227,9 +227,14 @@ def bound() -> Spec:
                 {"mark": {"type": "tick", "thickness": 3, "height": {"band": 0.6},
                           "color": "var(--ink)"},
                  "encoding": {"x": {"field": "least", "type": "quantitative"}}},
-                *({"mark": {"type": "tick", "thickness": 2, "height": {"band": 0.6},
+                # Where no row has this bound, an invisible mark keeps the layer's extent finite.
+                *({"transform": [{"calculate": f"isValid(datum.{key}) ? datum.{key} : datum.least",
+                                  "as": f"{key}_at"}],
+                   "mark": {"type": "tick", "thickness": 2, "height": {"band": 0.6},
                             "color": color},
-                   "encoding": {"x": {"field": key, "type": "quantitative"}}}
+                   "encoding": {"x": {"field": f"{key}_at", "type": "quantitative"},
+                                "opacity": {"value": 0, "condition": {
+                                    "test": f"isValid(datum.{key})", "value": 1}}}}
                   for key, color in marks.items()),
                 {"mark": {"type": "point", "filled": True, "size": 80, "opacity": 1,
                           "color": "#0072b2"}},

@@ -36,7 +36,7 @@ def passes(prompt: int, cached: int) -> list[ForwardPass]:
     shape = small_shape()
     trace = random_trace(0, shape, [[prompt]], 2)
     made = rig(system_class("moe-ondemand")(), TracedModel(trace), slots=8)
-    made.engine._cached = cached
+    made.engine.cached = cached
     found = []
     begin = made.engine._begin_pass
 

@@ -35,6 +35,7 @@ NO_ROW = {
     "accuracy.rouge2": "one workload's second score",
     "accuracy.true1": "one workload's second score",
     "accuracy.true2": "one workload's second score",
+    "bound.programs": "for which tokens the linear programs were solved, and how exactly",
     "memory": "what the run offered to its system",
     "measured": "steadiness of a measurement",
     "interval.fields": "a list of the profile's numbers",
