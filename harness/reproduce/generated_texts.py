@@ -5,7 +5,6 @@ The routed texts are kept in the folder of training texts of systems (`harness.r
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError
 from moebench.harness.run.learn import LosslessModel, folder, written
@@ -15,14 +14,8 @@ from moebench.results.claims import Measured
 from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.terms import LOOKAHEADS, RoutedSequence
 from moebench.substrate.traces.replay import routings
-from moebench.systems.learn.artefacts import content_hash
 from moebench.workloads.catalogue import workload
-from moebench.workloads.data import read_passages
-from moebench.workloads.draw import PASSAGE_WORDS, PromptSet, load
-
-#: The first passages of C4 are read, not a draw of the workload.
-C4 = "c4"
-_C4_FILE = Path("corpus") / "c4_demo.txt"
+from moebench.workloads.draw import PromptSet, load
 
 #: Number of texts of a data set, in a full run and with ``--quick``.
 TEXTS, QUICK_TEXTS = 64, 16
@@ -48,7 +41,7 @@ def routed(evidence: Evidence, model: str, dataset: str) -> list[RoutedSequence]
     try:
         return list(
             written(
-                workload("text" if dataset == C4 else dataset), sample,
+                workload(dataset), sample,
                 LosslessModel(
                     shared.decoder, shared.differentiable, shared.rounding,
                     opened.hashes["weights"], opened.texts.tokenizer, None,
@@ -63,17 +56,9 @@ def routed(evidence: Evidence, model: str, dataset: str) -> list[RoutedSequence]
 
 def _sample(evidence: Evidence, dataset: str) -> PromptSet:
     count = QUICK_TEXTS if evidence.quick else TEXTS
-    generated = dataset != C4 and workload(dataset).source == "generated"
-    if evidence.data_dir is None and not generated:
+    if evidence.data_dir is None and workload(dataset).source != "generated":
         raise MissingEvidenceError(f"{dataset} lies in a data folder; give --data-dir DIR")
-    if dataset != C4:
-        return load(workload(dataset), "test", count, 0, evidence.data_dir, or_fewer=True)
-    assert evidence.data_dir is not None
-    texts = read_passages(evidence.data_dir / _C4_FILE, PASSAGE_WORDS)[:count]
-    return PromptSet(
-        examples=tuple(texts), source="C4", split="test", seed=0, available=len(texts),
-        data_hash=content_hash([text.prompt for text in texts]),
-    )  # fmt: skip
+    return load(workload(dataset), "test", count, 0, evidence.data_dir, or_fewer=True)
 
 
 def recorded(evidence: Evidence, model: str, *kinds: str) -> list[RoutedSequence]:

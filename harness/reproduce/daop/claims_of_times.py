@@ -48,6 +48,20 @@ _TABLE_1 = (
               "within a quarter of the paper's figure; direction: a quarter of its excess over 1")
         .effect(31, 1), m.migration_over_block,
     ),
+    Claim(
+        "D-3 activations over weights", "§I",
+        "an expert's input and output for a token over its weights, Mixtral, in ten-thousandths: "
+        "approximately one", 1, "1e-4",
+        Bands(Band(low=0.316, high=3.16), Band(low=0.1, high=10),
+              "the nearest power of ten is one ten-thousandth; direction: an order either way"),
+        m.moved_over_weights(),
+        counters=(
+            CounterExperiment("the input alone", measure=m.moved_over_weights(copies=1),
+                              always=True, reading=True),
+            CounterExperiment("activations in fp32", measure=m.moved_over_weights(value_bytes=4),
+                              always=True, reading=True),
+        ),
+    ),
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------- Fig. 9 and 10

@@ -9,12 +9,13 @@ from moebench.harness.reproduce.daop import measures_of_routing as mr
 from moebench.harness.reproduce.daop.claims_of_times import FIG_9, FIG_10, TABLE_1, TABLE_4
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.exhibits import MODEL, Row, axis, figure, heat_rows, table, timeline
-from moebench.harness.reproduce.generated_texts import C4, routed
+from moebench.harness.reproduce.generated_texts import routed
 from moebench.harness.reproduce.read import SCORE
 from moebench.harness.reproduce.timelines import decoded, spans
 from moebench.results.claims import Exhibit
 from moebench.results.paper_tables import daop_table_5, daop_table_6, workload_of
 from moebench.substrate.analysis.statistics import popularity
+from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 
 _SPEED = axis("tokens_per_s", "speed", "tokens/s")
@@ -163,9 +164,31 @@ def _table_6(evidence: Evidence) -> Exhibit:
 
 # ----------------------------------------------------------------------------- figures
 
+#: GPUs beside whose memory the models are shown: a consumer's, the paper's two, and a larger one.
+_CARDS = ("rtx4090", mr.MACHINE, "a100@daop", "h200")
+
+
+def _figs_1_and_2(evidence: Evidence) -> Exhibit:
+    rows: list[Row] = []
+    for model in mr.MODELS:
+        whole = mr.weights_gb(model)
+        token = whole * mr.used_share(model, model_shape(model).top_k) / 100
+        parts = {"what one token uses": token, "other parameters": whole - token}
+        rows += [{"name": _NAMES[model], "part": p, "gb": round(v, 1)} for p, v in parts.items()]
+    for machine in _CARDS:
+        gpu = load_profile(machine).gpu
+        memory = round(gpu.memory.bytes / 1e9, 1)
+        rows.append({"name": gpu.name, "part": "memory", "gb": memory})
+    return figure(
+        "daop-fig-1-2", "Fig. 1 and 2", "Parameters in bf16, and memory of GPUs", "stacked",
+        (axis("name", "model or GPU"), axis("gb", "size", "GB")), rows, series="part",
+        note="the paper's text has both figures' statements under \"Fig. 2\"; all tokens of a text "
+        "together use nearly all parameters (claim D-13 one sequence)",
+    )  # fmt: skip
+
 
 def _fig_4(evidence: Evidence) -> Exhibit:
-    texts = routed(evidence, mr.MIXTRAL, C4)
+    texts = routed(evidence, mr.MIXTRAL, "c4")
     panels = {"all texts of C4": texts, "one text": texts[:1], "another text": texts[1:2]}
     rows = [
         {"panel": panel, **row}
@@ -260,7 +283,8 @@ def _from(runs: Runs) -> str:
 
 EXHIBITS = (
     Show(_table_1), Show(_table_2), Show(_table_3), Show(_table_4, (e.SPEED,)),
-    Show(_table_5, (e.FIRST_TOKEN,)), Show(_table_6, (e.WHOLE_ANSWERS,)), Show(_fig_4),
+    Show(_table_5, (e.FIRST_TOKEN,)), Show(_table_6, (e.WHOLE_ANSWERS,)), Show(_figs_1_and_2),
+    Show(_fig_4),
     Show(_fig_5), Show(_fig_8, (e.TIMELINES,)), Show(_fig_9, (e.SPEED,)),
     Show(_fig_10, (e.BY_RATIO,)),
 )  # fmt: skip

@@ -40,6 +40,11 @@ EXPLANATIONS = {
         "What both draw without working is larger in the paper's box than in the profile (claims "
         "above), so that a faster system saves more of it there."
     ),
+    "D-13 one sequence": (
+        "27.4 % is the share of one token: two of eight experts and the rest. The tokens of a "
+        "sequence choose differently and together use nearly all experts, on the scale model and "
+        "in recorded texts of the real one."
+    ),
     "D-11 Mixtral 8x7B exception": (
         "With --quick, DAOP changes one decoded token in 70 of generated sums at 25 %, and no "
         "answer. They are short; GSM8K's are chains of a hundred tokens and more. "

@@ -17,6 +17,8 @@ from moebench.harness.reproduce.read import (
     percent,
 )
 from moebench.results.claims import Measured
+from moebench.substrate.machines.costs import ACTIVATION_BYTES
+from moebench.substrate.models.catalogue import model_shape
 
 
 def _conditions(runs: Runs, said: str) -> str:
@@ -164,6 +166,24 @@ def component(what: str) -> float:
     """Return the charged time of a row of Table I, in ms."""
     (row,) = read.components(what, source="DAOP Table I")
     return float(row["charged"])
+
+
+@read.curried
+def moved_over_weights(
+    evidence: Evidence, copies: int = 2, value_bytes: int = ACTIVATION_BYTES
+) -> Measured:
+    """Return the bytes that a host expert of Mixtral moves for a token over those of its weights.
+
+    The figure is in ten-thousandths.
+
+    Args:
+        copies: 2 is input and output, 1 the input alone.
+        value_bytes: bytes of a value of the activations; weights are in bf16.
+    """
+    shape = model_shape("mixtral-8x7b")
+    moved = copies * shape.hidden_size * value_bytes
+    said = f"{moved:,} of {2 * shape.expert_params:,} bytes"
+    return Measured.of([1e4 * moved / (2 * shape.expert_params)], "counted", f"exact; {said}")
 
 
 # ----------------------------------------------------------------------------- Fig. 8

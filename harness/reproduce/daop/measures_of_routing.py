@@ -9,7 +9,7 @@ from moebench.harness.reproduce import read
 from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop.measures import at_ratio
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.harness.reproduce.generated_texts import C4, over_texts, recorded, routed
+from moebench.harness.reproduce.generated_texts import over_texts, recorded, routed
 from moebench.harness.reproduce.read import SCORE, Measure, percent
 from moebench.results.claims import Measured
 from moebench.substrate.analysis.statistics import (
@@ -19,6 +19,7 @@ from moebench.substrate.analysis.statistics import (
     prefill_decode_similarity,
     window_similarity,
 )
+from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.terms import Lookahead, RoutedSequence
 
@@ -132,7 +133,7 @@ def recorded_windows_change(evidence: Evidence) -> Measured:
 
 def most_popular(evidence: Evidence) -> Measured:
     """Measure the share of a layer's most popular expert over the even share, on all of C4."""
-    shares_LE = popularity(routed(evidence, MIXTRAL, C4), EXPERTS)
+    shares_LE = popularity(routed(evidence, MIXTRAL, "c4"), EXPERTS)
     return Measured.of(
         shares_LE.max(1) * EXPERTS, "counted", "C4, all texts; scale model", "layers"
     )
@@ -143,10 +144,63 @@ def more_in_one(evidence: Evidence) -> Measured:
 
     Both are shares over the even share; the mean is over layers, then over texts.
     """
-    texts = routed(evidence, MIXTRAL, C4)
+    texts = routed(evidence, MIXTRAL, "c4")
     in_all = float((popularity(texts, EXPERTS).max(1) * EXPERTS).mean())
     found = [float((popularity([t], EXPERTS).max(1) * EXPERTS).mean()) - in_all for t in texts]
     return Measured.of(found, "counted", f"{len(texts)} texts of C4; scale model", "texts")
+
+
+# ----------------------------------------------------------------------------- sizes
+
+#: The models of Table III, and the machine of §V-A.
+MODELS, MACHINE = (MIXTRAL, "phi-3.5-moe"), "a6000@daop"
+
+#: Data sets of whose texts `of_sequences` counts the experts; the paper names none.
+COUNTED = ("c4", "math", "gsm8k")
+
+
+def used_share(model: str, experts: float) -> float:
+    """Return the share of a model's parameters that ``experts`` experts a layer have, in percent.
+
+    The parameters outside routed experts are counted, too.
+    """
+    shape = model_shape(model)
+    routed_params = shape.routed_params * experts / shape.num_experts
+    return 100 * (shape.total_params - shape.routed_params + routed_params) / shape.total_params
+
+
+def of_token(evidence: Evidence) -> Measured:
+    """Measure the share of Mixtral's parameters that a token's top-k uses, in percent."""
+    share = used_share(MIXTRAL, model_shape(MIXTRAL).top_k)
+    return Measured.of([share], "counted", "exact: a count of the model's parameters")
+
+
+def of_sequences(evidence: Evidence) -> Measured:
+    """Measure the share of Mixtral's parameters that a text's tokens use together, in percent."""
+
+    def used(text: RoutedSequence) -> float:
+        chosen_LE = np.eye(EXPERTS, dtype=bool)[text.ids_TLK].any(axis=(0, 2))
+        return used_share(MIXTRAL, float(chosen_LE.sum(1).mean()))
+
+    found = [
+        over_texts(evidence, MIXTRAL, name, used, f"{name}, 64 tokens written").value
+        for name in COUNTED
+    ]
+    said = f"mean of {', '.join(COUNTED)}; prompts of up to 256 tokens, 64 written"
+    return Measured.of(found, "counted", said, "data sets")
+
+
+def weights_gb(model: str) -> float:
+    """Return the bytes of a model's parameters in bf16, in GB."""
+    return 2 * model_shape(model).total_params / 1e9
+
+
+def over_memory(evidence: Evidence) -> Measured:
+    """Measure the parameters in bf16 over the GPU's memory, the smaller of both models."""
+    memory = load_profile(MACHINE).gpu.memory.bytes / 1e9
+    found = {model: weights_gb(model) / memory for model in MODELS}
+    said = ", ".join(f"{model} {ratio:.2f}" for model, ratio in found.items())
+    return Measured.of([min(found.values())], "counted", f"exact: a smallest value; {said}")
 
 
 # ----------------------------------------------------------------------------- accuracy
@@ -170,6 +224,15 @@ def first_token_change(evidence: Evidence, setting: str) -> Measured:
     return Measured.of([change], "counted", f"exact: a largest value; {said}", "data sets")
 
 
+@read.curried
+def first_token_cell(evidence: Evidence, setting: str, workload: str) -> Measured:
+    """Measure the change of one score that prefill alone decides, with a sample a question."""
+    runs = evidence.runs(e.FIRST_TOKEN)
+    changes = question_changes(runs, setting, 0.25, (workload,))
+    said = f"{workload}; {len(changes)} questions, scale model"
+    return Measured.of(changes, "counted", said, "questions")
+
+
 def question_changes(
     runs: Runs, setting: str, ratio: float, families: Iterable[str]
 ) -> list[float]:
@@ -180,7 +243,9 @@ def question_changes(
     place = runs.of(setting=setting)
     present = [place.of(workload=name) for name in families if len(place.of(workload=name))]
     if not present:
-        raise MissingEvidenceError(f"no answers of {setting} on {', '.join(families)}")
+        raise MissingEvidenceError(
+            f"no answers of {setting} on {', '.join(families)}; leave --quick out"
+        )
     by_family = [
         [
             100 * (ours - unchanged)

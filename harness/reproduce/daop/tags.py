@@ -1,6 +1,8 @@
 """Reasons why verdicts on some of DAOP's claims are little evidence, by claim id."""
 
+from moebench.harness.reproduce.daop.experiments import MODELS
 from moebench.results.claims import Tag
+from moebench.results.paper_tables import daop_table_5
 
 _EXPERT_TIMES = (
     "the simulated host and link have the time of an expert and of its copy that DAOP's code states"
@@ -13,6 +15,7 @@ _SLOW_COPIES = (
     "more than half of the experts are on the host, and with the copy time of the authors' code "
     "a token's missing experts take more than a second"
 )
+_A_COUNT = "a count of the model's published shape"
 _PREFILL_IS_EXACT = "DAOP approximates in decode only, so that prefill's scores cannot change"
 
 #: Tag and reason of each claim whose verdict is little evidence.
@@ -33,6 +36,7 @@ TAGS: dict[str, tuple[Tag, str]] = {
         Tag.BY_CONSTRUCTION,
         "the migration is Table I's own figure, from which the profile's rate is computed",
     ),
+    "D-3 activations over weights": (Tag.CANNOT_FAIL, _A_COUNT),
     "D-4 Mixtral 8x7B": (Tag.BY_CONSTRUCTION, _EXPERT_TIMES),
     "D-4 Phi-3.5-MoE": (Tag.BY_CONSTRUCTION, _EXPERT_TIMES),
     "D-4 over Fiddler": (Tag.BY_CONSTRUCTION, _EXPERT_TIMES),
@@ -55,4 +59,11 @@ TAGS: dict[str, tuple[Tag, str]] = {
     "D-8 offloading": (Tag.BY_CONSTRUCTION, _EXPERT_TIMES),
     "D-10 Mixtral 8x7B": (Tag.CANNOT_FAIL, _PREFILL_IS_EXACT),
     "D-10 Phi-3.5-MoE": (Tag.CANNOT_FAIL, _PREFILL_IS_EXACT),
+    **{
+        f"D-10 {model} {dataset}": (Tag.CANNOT_FAIL, _PREFILL_IS_EXACT)
+        for model in MODELS.values()
+        for dataset in dict.fromkeys(row.dataset for row in daop_table_5())
+    },
+    "D-13 one token": (Tag.CANNOT_FAIL, _A_COUNT),
+    "D-13 beyond memory": (Tag.CANNOT_FAIL, "counts of published shapes and of the card's memory"),
 }

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moebench.harness.reproduce import generated_texts
 from moebench.harness.reproduce.daop import PAPER
 from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures as m
@@ -31,8 +32,8 @@ from moebench.substrate.terms import RoutedSequence
 # ----------------------------------------------------------------------------- the registry
 
 
-def test_exhibits_are_six_tables_and_five_figures() -> None:
-    assert len(PAPER.exhibits) == 11
+def test_exhibits_are_six_tables_and_six_figures() -> None:
+    assert len(PAPER.exhibits) == 12
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -180,6 +181,50 @@ def test_changes_of_answers_are_against_what_the_model_answers() -> None:
         mr.question_changes(ANSWERED, "D1", 0.5, MATHS)
 
 
+# ----------------------------------------------------------------------------- sizes
+
+
+def test_shares_of_parameters_by_table_3(tmp_path: Path) -> None:
+    """45.1 of Mixtral's 46.6 billion parameters are experts': two of eight and the rest, 27.4 %."""
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    assert mr.of_token(evidence).value == pytest.approx(100 * (45.1 / 4 + 1.5) / 46.6, abs=0.3)
+    assert mr.used_share(mr.MIXTRAL, 8) == pytest.approx(100)
+    # bf16 of 41.7 billion parameters in 48 GiB: Phi-3.5-MoE is the smaller.
+    assert mr.over_memory(evidence).value == pytest.approx(2 * 41.7e9 / (48 * 2**30), rel=0.01)
+
+
+def test_a_sequence_uses_what_its_tokens_use_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompt and written token choose experts 0 to 3: half of the experts."""
+    found = text([[0, 1], [2, 3], [0, 2]], prefill=2)
+    monkeypatch.setattr(generated_texts, "routed", lambda *of: [found])
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    measured = mr.of_sequences(evidence)
+    assert measured.samples == pytest.approx([mr.used_share(mr.MIXTRAL, 4)] * 3, rel=1e-5)
+
+
+def test_what_a_host_expert_moves_over_its_weights(tmp_path: Path) -> None:
+    """4,096 values in and out over 3 · 4,096 · 14,336 weights, all of two bytes."""
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    both = m.moved_over_weights()(evidence).value
+    assert both == pytest.approx(1e4 * 2 / (3 * 14336), rel=1e-5)
+    assert m.moved_over_weights(copies=1)(evidence).value == pytest.approx(both / 2, rel=1e-5)
+    assert m.moved_over_weights(value_bytes=4)(evidence).value == pytest.approx(2 * both, rel=1e-5)
+
+
+def test_figures_1_and_2_stack_what_a_token_uses(tmp_path: Path) -> None:
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    (exhibit,) = (
+        show.make(evidence) for show in PAPER.exhibits if show.make.__name__ == "_figs_1_and_2"
+    )
+    assert exhibit.place == "Fig. 1 and 2"
+    sizes = {(row["name"], row["part"]): row["gb"] for row in exhibit.rows}
+    whole = sizes["Mixtral 8x7B", "what one token uses"] + sizes["Mixtral 8x7B", "other parameters"]
+    assert whole == pytest.approx(2 * 46.7, abs=0.1)
+    assert sizes["NVIDIA RTX A6000", "memory"] == 51.5
+
+
 # ----------------------------------------------------------------------------- texts
 
 
@@ -245,7 +290,7 @@ def test_controls_are_asked_the_claims_questions() -> None:
     asked = [(e.WHOLE_ANSWERS, e.WHOLE_ANSWERS_CONTROLS), (e.FIRST_TOKEN, e.FIRST_TOKEN_CONTROLS)]
     controlled = [claim for claim in PAPER.claims if claim.control]
     assert all(claim.needs in asked for claim in controlled)
-    assert len(controlled) == 12
+    assert len(controlled) == 24
     for pair in asked:
         for quick in (False, True):
             first, second = (experiment.plan(quick, {}) for experiment in pair)
@@ -253,6 +298,30 @@ def test_controls_are_asked_the_claims_questions() -> None:
                 assert first["common"][field] == second["common"][field]
             for axis in ("setting", "workload"):
                 assert first["product"][axis] == second["product"][axis]
+
+
+def test_a_cell_of_table_5_has_a_sample_for_each_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Evidence, "runs", lambda *of: ANSWERED)
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    cell = mr.first_token_cell("D1", "equations")(evidence)
+    assert (cell.samples, cell.over) == ((-100, 0, 0), "questions")
+    with pytest.raises(MissingEvidenceError, match="no answers of D1 on piqa"):
+        mr.first_token_cell("D1", "piqa")(evidence)
+
+
+def test_every_cell_of_table_5_is_a_claim_with_the_papers_change() -> None:
+    """Table V by hand: Mixtral 8x7B on Arc-e 84.39 - 83.10, Phi-3.5-MoE on MMLU 78.69 - 78.78."""
+    cells = {claim.id: claim for claim in PAPER.claims if claim.place == "Table V"}
+    assert len(cells) == 2 + 12
+    assert cells["D-10 Mixtral 8x7B Arc-e"].paper == 1.29
+    assert cells["D-10 Phi-3.5-MoE MMLU"].paper == -0.09
+    assert cells["D-10 Mixtral 8x7B"].paper == 1.29  # the largest, unchanged
+    judged = {
+        change: cells["D-10 Mixtral 8x7B PIQA"].judge(change).value for change in (-1.3, 2, -4)
+    }
+    assert judged == {-1.3: "reproduced", 2: "direction only", -4: "not reproduced"}
 
 
 # ----------------------------------------------------------------------------- verdicts
@@ -266,6 +335,9 @@ def test_tags_are_of_claims_and_have_reasons() -> None:
     assert {claim.id for claim in PAPER.claims if claim.headline} == HEADLINES.keys()
 
 
+NOT = "not reproduced"
+
+
 @pytest.mark.parametrize(
     ("name", "figures"),
     [
@@ -274,6 +346,12 @@ def test_tags_are_of_claims_and_have_reasons() -> None:
         ("D-11 Mixtral 8x7B exception", {-7: "reproduced", 0: "no effect", 7: "not reproduced"}),
         ("D-11 Phi-3.5-MoE exception", {-5: "reproduced", -3: "direction only", 0: "no effect"}),
         ("D-8 caching and prefetching", {8: "reproduced", 1.5: "no effect", 3: "direction only"}),
+        (
+            "D-3 activations over weights",
+            {1: "reproduced", 0.2: "direction only", 20: "not reproduced"},
+        ),
+        ("D-13 one sequence", {27: "reproduced", 50: "direction only", 100: NOT}),
+        ("D-13 beyond memory", {1.5: "reproduced", 1.1: "direction only", 0.9: NOT}),
         ("D-3 migration over block", {28: "reproduced", 2: "no effect", 12: "direction only"}),
     ],
 )
