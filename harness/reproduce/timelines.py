@@ -9,7 +9,8 @@ from moebench.results.spec import RunSpec
 
 Record = Mapping[str, Any]
 
-#: Number of layers shown, from the middle of a model: first layers may be routed differently.
+#: Number of layers that most exhibits show, from the middle of a model: first layers may be routed
+#: differently.
 LAYERS = 3
 
 
@@ -42,18 +43,21 @@ def shifted(records: Iterable[Record], layers: Iterable[int]) -> list[dict[str, 
     ]  # fmt: skip
 
 
-def spans(panels: Mapping[str, Iterable[Record]], first: int) -> list[dict[str, Any]]:
+def spans(
+    panels: Mapping[str, Iterable[Record]], first: int, layers: int = LAYERS
+) -> list[dict[str, Any]]:
     """Return the exhibit rows of several panels, each starting at its first span.
 
     Args:
         panels: records of spans, by title.
-        first: index of the first of the `LAYERS` layers that are shown.
+        first: index of the first layer that is shown.
+        layers: number of layers that are shown.
 
     Raises MissingEvidenceError: a panel has no span of these layers.
     """
     rows = []
     for title, records in panels.items():
-        chosen = shifted(records, range(first, first + LAYERS))
+        chosen = shifted(records, range(first, first + layers))
         if not chosen:
             raise MissingEvidenceError(f"no timeline was kept of {title}")
         rows += [{"panel": title, **row} for row in chosen]

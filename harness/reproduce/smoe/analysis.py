@@ -3,8 +3,14 @@
 from functools import partial
 
 from moebench.harness.reproduce.bands import Bands, at_least, at_most, half, near, sign
-from moebench.harness.reproduce.claim import Claim
-from moebench.harness.reproduce.smoe.components import over_gpu, over_one_row
+from moebench.harness.reproduce.claim import Claim, CounterExperiment
+from moebench.harness.reproduce.smoe.components import (
+    MACHINE,
+    longest_limit,
+    over_lane,
+    over_one_row,
+    prompt_over,
+)
 from moebench.harness.reproduce.smoe.experiments import (
     ABLATION,
     ALONE,
@@ -145,11 +151,23 @@ _FLAT = near(
     1, 0.1, Band(high=1.5), "a tenth is flat; the direction is much less than the number of rows"
 )
 
+
+def _six_cores(lane: Lane, rows: int) -> tuple[CounterExperiment, ...]:
+    """Return the counter-experiment on the host of the first version, in place of Fig. 8's."""
+    return (
+        CounterExperiment(
+            f"the 6 cores of the first version's §6.1 ({MACHINE}) in place of the figure's 8",
+            measure=over_one_row(lane, rows, MACHINE), always=True, reading=True,
+        ),
+    )  # fmt: skip
+
+
 _EXPERTS = [
     Claim(
         f"S-14 {side} b{rows}", "Fig. 8",
         f"an expert's time on the {side} for {rows} rows over that for one: flat", 1, "1",
         _FLAT, over_one_row(lane, rows),
+        counters=_six_cores(lane, rows) if lane is Lane.HOST else (),
     ).tagged(Tag.CANNOT_FAIL, "the cost model's time is a roofline, flat until the products take "
              "longer than reading the weights")
     for side, lane, rows in (
@@ -161,7 +179,29 @@ _EXPERTS = [
         "an expert's time on the host for 8 rows over that for one: linear in rows", 8, "1",
         Bands(Band(low=4, high=12), None,
               "half to one and a half of the first version's line").effect(7, none=1),
-        over_one_row(Lane.HOST, 8),
+        over_one_row(Lane.HOST, 8), counters=_six_cores(Lane.HOST, 8),
+    ),
+]  # fmt: skip
+
+#: The host in prefill (first version, §4.1).
+_PROMPTS = [
+    Claim(
+        "S-14 host prefill", "first version, §4.1",
+        "an expert's time on the host in a prompt of 512 tokens over that in one of 256: linear in "
+        "tokens", 2, "1",
+        Bands(Band(low=1.75, high=2.25), None,
+              "a quarter of the line's growth either way").effect(1, none=1),
+        prompt_over(512, 256),
+    ).tagged(Tag.CANNOT_FAIL, "the cost model's time is a roofline, linear as soon as the products "
+             "take longer than reading the weights"),
+    Claim(
+        "S-14 host prefill limit", "first version, §4.1",
+        "the longest prompt, over S1-S3, from which an expert takes longer on the host than its "
+        "load: a certain threshold", None, "tokens",
+        Bands(Band(low=2, high=512), Band(low=2, high=2048),
+              "the paper states none: its workloads' prompts have some hundred tokens; the "
+              "direction is that long prompts exceed it, and one token does not"),
+        longest_limit,
     ),
 ]  # fmt: skip
 
@@ -173,7 +213,7 @@ _FIG_3 = [
     Claim(
         f"S-14 {side} over GPU, {version}", place,
         f"{said}, an expert and one token on the A6000, mean of three models", None, "×", bands,
-        over_gpu(lane), (ABLATION,),
+        over_lane(lane), (ABLATION,),
     )
     for side, lane, version, place, said, bands in (
         ("PCIe", Lane.H2D, "v2", "Fig. 3, §III",
@@ -191,6 +231,18 @@ _FIG_3 = [
          Bands(Band(low=10, high=100), Band(low=3.16), _ONE_TO_TWO)),
     )
 ]  # fmt: skip
+
+_FIG_3.append(
+    Claim(
+        "S-14 CPU over PCIe", "Fig. 3, §III",
+        "computing on the CPU against loading over PCIe, an expert and one token on the A6000, "
+        "mean of three models: one order above the GPU's time, where loading is one to two", None,
+        "×",
+        Bands(Band(low=0.1, high=0.8), None,
+              "up to an order less, and at least a fifth less").effect(-0.2, none=1),
+        over_lane(Lane.HOST, Lane.H2D), (ABLATION,),
+    )
+)  # fmt: skip
 
 _ROUTER = [
     _of_gates(
@@ -224,4 +276,6 @@ _SCORES = [
     )
 ]  # fmt: skip
 
-CLAIMS = (*_ACCURACY, *_CURVES, *_REUSE, *_EXPERTS, *_FIG_3, *_ROUTER, *_SCORES)
+CLAIMS = (
+    *_ACCURACY, *_CURVES, *_REUSE, *_EXPERTS, *_PROMPTS, *_FIG_3, *_ROUTER, *_SCORES,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""SMoE's figures as data: Fig. 4, 6, 8 and 10 to 18, numbered as in the second version."""
+"""SMoE's figures as data: Fig. 3, 4, 6 and 8 to 18, numbered as in the second version."""
 
 from collections.abc import Iterable
 from statistics import fmean
@@ -8,21 +8,21 @@ import numpy as np
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.evidence import Evidence, Runs
-from moebench.harness.reproduce.exhibits import SETTING, Row, axis, figure
+from moebench.harness.reproduce.exhibits import SETTING, Row, axis, figure, table, timeline
 from moebench.harness.reproduce.read import DECODED, HOST, LINK, TPOT, TTFT
 from moebench.harness.reproduce.smoe import experiments as e
 from moebench.harness.reproduce.smoe import measures as m
-from moebench.harness.reproduce.smoe.components import MACHINE, MODEL, charged_badge, expert_ns
+from moebench.harness.reproduce.smoe.batches import Substitutes, substitutes
+from moebench.harness.reproduce.smoe.exhibits_of_experts import SHOWN as OF_EXPERTS
 from moebench.harness.reproduce.smoe.host_bandwidth import SHOWN as HOST_BANDWIDTHS
 from moebench.harness.reproduce.smoe.importance import BEFORE_SUBSTITUTION, off_device
 from moebench.harness.reproduce.smoe.instrumented import Watched, watch
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
 from moebench.harness.reproduce.smoe.tables import STEP, TABLES
 from moebench.harness.reproduce.smoe.thresholds import DEGREE, curve
+from moebench.harness.reproduce.timelines import decoded, spans
 from moebench.harness.settings import setting
 from moebench.results.claims import Axis, Exhibit, Form
-from moebench.substrate.machines.profile import load_profile
-from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.models.catalogue import model_shape
 
 _TPOT_MS = axis("ms", "TPOT", "ms")
@@ -73,22 +73,6 @@ def _fig_6(evidence: Evidence) -> Exhibit:
         axis("share", "share that is used", "1")),
         _by_rank(evidence, "reuse_by_rank", "share"), "counted", series="model",
         note="decoded tokens of the scale models",
-    )  # fmt: skip
-
-
-def _fig_8(evidence: Evidence) -> Exhibit:
-    profile = load_profile(MACHINE)
-    rows = [
-        {"side": side, "batch": batch, "ms": expert_ns(lane, batch) / 1e6}
-        for side, lane in (("GPU", Lane.DEVICE), ("CPU", Lane.HOST))
-        for batch in (1, 2, 3, 4, 6, 8, 12, 16)
-    ]
-    return _figure(
-        "8", "One expert's time by batch size", "lines", (axis("batch", "batch size"),
-        axis("ms", "time", "ms", log=True)), rows,
-        charged_badge(profile, Lane.HOST), series="side",
-        note=f"{MODEL} on {MACHINE}, as charged; every token chooses the expert; "
-        f"{profile.host.cores.count} cores, where the paper's figure has 8",
     )  # fmt: skip
 
 
@@ -273,9 +257,56 @@ def _fig_18(evidence: Evidence) -> Exhibit:
     )  # fmt: skip
 
 
+def _fig_9(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(e.ABLATION).of(setting="S3", set=e.STEPS["+BA"])
+    # An eviction bears its victim's layer and may be for any other layer.
+    kept = [one for one in decoded(evidence, runs) if one["kind"] not in ("evict", "cancel")]
+    rows = spans({"SMoE": kept}, first=14, layers=2)
+    return timeline(
+        "smoe-fig-9", "Fig. 9", "Two layers of one decoded token, S3", rows, runs.badge,
+        "simulated; the paper's figure is a sketch without times. The GPU's lane has the "
+        "prediction; router and load/CPU scheduling are the control thread's and have no lane",
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- batches
+
+#: What became of low-score experts off the device, by field of `Substitutes`.
+_FATES = {
+    "shared": "kept: another row's top-score expert",
+    "by_resident": "replaced by an expert on the device",
+    "by_row": "replaced by another row's top-score expert",
+}
+
+
+def _batches(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(e.BATCHES)
+    rows: list[Row] = []
+    counted: dict[str, list[Substitutes]] = {}
+    for (name, _), one in sorted(substitutes(evidence).items(), key=lambda item: item[0]):
+        counted.setdefault(name, []).append(one)
+    for name, ones in counted.items():
+        fates = {
+            field: fmean(100 * getattr(one, field) / one.absent for one in ones) for field in _FATES
+        }
+        absent = sum(one.absent for one in ones)
+        rest = 100 - sum(fates.values())
+        rows.append({"setting": name, "absent": absent, **fates, "rest": rest})
+    return table(
+        "smoe-batches", "§VI-B", "Low-score experts off the device at batch 3",
+        (
+            SETTING, axis("absent", "low-score experts off the device"),
+            *(axis(field, said, "%") for field, said in _FATES.items()),
+            axis("rest", "loaded or computed on the host", "%"),
+        ),
+        rows, badge="counted", note=m.conditions(runs),
+    )  # fmt: skip
+
+
 EXHIBITS = (
-    *TABLES, HOST_BANDWIDTHS,
-    Show(_fig_4, (e.ABLATION,)), Show(_fig_6, (e.ABLATION,)), Show(_fig_8),
+    *TABLES, HOST_BANDWIDTHS, *OF_EXPERTS, Show(_fig_9, (e.ABLATION,)),
+    Show(_batches, (e.BATCHES,)),
+    Show(_fig_4, (e.ABLATION,)), Show(_fig_6, (e.ABLATION,)),
     Show(_fig_10, (e.THRESHOLDS,)), Show(_fig_11, (e.MAIN,)), Show(_fig_12, (e.MAIN,)),
     Show(_fig_13, (e.MAIN,)), Show(_fig_14_tpot, (e.ABLATION,)), Show(_fig_14_ratio, (e.ABLATION,)),
     Show(_fig_15, (e.ABLATION,)), Show(_fig_16, (e.ABLATION,)), Show(_fig_17, (e.PREDICTION,)),

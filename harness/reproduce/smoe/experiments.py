@@ -108,6 +108,30 @@ THRESHOLDS = Experiment(
     quick={"common": _QUICK_ONE, "product": _QUICK_QUESTIONS},
 )
 
+_THREE: dict[str, Any] = {**LENGTHS, "system": "smoe", "batch": 3, "prompts": 3}
+
+#: Runs of three texts at a time, for what the router does across rows (§VI-B); cells of `MAIN`.
+BATCHES = Experiment(
+    "smoe batches",
+    {"common": _THREE, "product": {"setting": SETTINGS, **_QUESTIONS}},
+    quick={"common": _QUICK_ONE, "product": _QUICK_QUESTIONS},
+)
+
+#: Options without and with the refinement of the first version (§5.4), beside its Algorithm 2.
+UNREFINED: dict[str, str] = {"assign.by": "batch"}
+REFINED: dict[str, str] = {**UNREFINED, "route.refine": "True"}
+
+#: The same beside the second version's Algorithm 2, a counter-experiment.
+REFINED_ALONE: dict[str, str] = {"route.refine": "True"}
+
+#: Runs for the first version's refinement.
+REFINEMENT = Experiment(
+    "smoe refinement",
+    {"common": _THREE, "product": {"setting": SETTINGS, "set": [UNREFINED, REFINED], **_QUESTIONS}},
+    quick={"common": _QUICK_ONE, "product": _QUICK_QUESTIONS},
+    numbers=(HOST,),
+)
+
 #: Generated families whose scores at α = 0 leave room for a loss, by setting (`alpha.csv`).
 WITH_ROOM = {
     "S1": ("equations", "passages"), "S2": ("equations", "inflection"),
@@ -194,6 +218,11 @@ AGAINST_OTHERS = (ALL_SHIPPED, MIXED, DRAWN, DRAWN_LEAN)
 
 #: Readings of the paper that decide claims of TPOT against others.
 READINGS_OF_TPOT = (CHEAPLY_PREDICTED_BY_SMOE, FIRST_VERSION, PRINTED)
+
+BESIDE_ALGORITHM_2 = CounterExperiment(
+    "beside the second version's Algorithm 2, by score", {"set": [{}, REFINED_ALONE]},
+    always=True, reading=True,
+)  # fmt: skip
 
 #: Counter-experiments of claims about SMoE's own parts.
 ALONE = (

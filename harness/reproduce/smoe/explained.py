@@ -99,8 +99,23 @@ EXPLANATIONS = {
     ),
     "S-14 host b8": (
         "The host's time is a roofline: the larger of reading the weights once and of the "
-        "products, whose line begins at about 8 rows on S3's host. The second version calls the "
-        "time stable at low batch sizes, the first one linear in tokens: both are parts of it."
+        "products, whose line begins at 18 rows with 8 cores and at 22 with 6. The second version "
+        "calls the time stable at low batch sizes, the first one linear in tokens: both are parts "
+        "of it."
+    ),
+    "S-14 host prefill limit": (
+        "On S1 and S3 prompts of 272 and 181 tokens exceed it. S2's card has eight lanes, so that "
+        "a load takes 2.5 ms there, 52 rows of the host's products."
+    ),
+    "S-14 CPU over PCIe": (
+        "The host's rate in S3's profile is the one that the steps of Fig. 14 imply, 27 GB/s, at "
+        "which an expert takes about as long there as its load; the 8 cores of Fig. 8 take 0.6 of "
+        "it (S-9 third)."
+    ),
+    "S-16 refined": (
+        "Algorithm 1 leaves 12 to 18 % of the low-score experts that are off the device, and few "
+        "of these have a similar expert that as many other rows use. One that is so replaced is "
+        "one miss of many, and changes what later tokens find on the device."
     ),
 }
 

@@ -1,13 +1,15 @@
 """Instrumented runs: the importance and location of active experts, and gate scores by rank.
 
 Run documents do not hold these figures, so each cell of an experiment runs once more in this
-process, with SMoE's assignment wrapped.  The results are kept in the scratch folder.
+process, with SMoE's assignment (here) or routing (`batches`) wrapped.  The results are kept in the
+scratch folder.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,28 +88,35 @@ class Watched:
 def watch(evidence: Evidence, experiment: Experiment, **options: str) -> list[Watched]:
     """Run the cells of an experiment with these ``--set`` options instrumented, at batch 1."""
     specs = [s for s in evidence.specs(experiment) if _options(s) == options]
+    scratch = evidence.scratch
+    found = each_seen(evidence, specs, "watched", lambda run: asdict(_watched(run, scratch)))
+    return [Watched(**{**one, "importance": Importance(**one["importance"])}) for one in found]
+
+
+def each_seen(
+    evidence: Evidence, specs: Sequence[RunSpec], kind: str,
+    see: Callable[[EngineRun], dict[str, Any]],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return what an instrumented run of each cell saw; runs that are kept are not run again.
+
+    Args:
+        kind: folder of the scratch folder in which it is kept.
+        see: runs a prepared cell and returns what it saw, as JSON can hold it.
+    """
     found, shared, group = [], None, ""
     for spec in sorted(specs, key=group_of):
         session = prepare(spec, evidence.data_dir)
-        kept = evidence.scratch / "watched" / f"{session.run_id}-{code_hash()}.json"
-        if kept.exists():
-            found.append(_read(kept))
-            continue
-        shared = session.share(shared if group_of(spec) == group else None)
-        group = group_of(spec)
-        seen = _watched(session, evidence.scratch)
-        write_text(kept, json.dumps(asdict(seen)))
-        found.append(seen)
+        kept = evidence.scratch / kind / f"{session.run_id}-{code_hash()}.json"
+        if not kept.exists():
+            shared = session.share(shared if group_of(spec) == group else None)
+            group = group_of(spec)
+            write_text(kept, json.dumps(see(session)))
+        found.append(json.loads(kept.read_text(encoding="utf-8")))
     return found
 
 
 def _options(spec: RunSpec) -> dict[str, str]:
     return {key: value for key, value in spec.overrides.items() if key != "alpha"}
-
-
-def _read(file: Path) -> Watched:
-    held = json.loads(file.read_text(encoding="utf-8"))
-    return Watched(**{**held, "importance": Importance(**held["importance"])})
 
 
 def _watched(session: EngineRun, scratch: Path) -> Watched:
@@ -116,14 +125,20 @@ def _watched(session: EngineRun, scratch: Path) -> Watched:
     seen = Watched(session.run_id, name, _options(spec), spec.seed, session.full.top_k)
     alpha = float(spec.overrides.get("alpha", setting(name).alpha or 0))
     tokens = _hook(session, seen.importance, alpha)
-    sequences = []
-    with started(session, scratch, lambda done, total: None) as ready, torch.inference_mode():
-        for first in range(0, spec.prompts, spec.batch):
-            session.answer(ready.stage, slice(first, first + spec.batch))
-            sequences.append(_sequence(tokens))
+    sequences: list[RoutedSequence] = []
+    answer(session, scratch, lambda: sequences.append(_sequence(tokens)))
     seen.score_by_rank = score_skew(sequences).tolist()
     seen.reuse_by_rank = reuse_by_rank(sequences, session.full.num_experts).tolist()
     return seen
+
+
+def answer(session: EngineRun, scratch: Path, after: Callable[[], None] = lambda: None) -> None:
+    """Run a prepared cell, and call ``after`` when each of its batches has been answered."""
+    spec = session.spec
+    with started(session, scratch, lambda done, total: None) as ready, torch.inference_mode():
+        for first in range(0, spec.prompts, spec.batch):
+            session.answer(ready.stage, slice(first, first + spec.batch))
+            after()
 
 
 #: For each decoded token, the gate scores and the chosen experts of each layer.

@@ -7,7 +7,7 @@ from moebench.harness.reproduce.bands import Bands, at_least, at_most, half_to_t
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.read import LINK, TPOT
 from moebench.harness.reproduce.smoe import measures as m
-from moebench.harness.reproduce.smoe.components import OTHER_MACHINE, host_over_load
+from moebench.harness.reproduce.smoe.components import EIGHT_CORES, OTHER_MACHINE, host_over_load
 from moebench.harness.reproduce.smoe.experiments import (
     ABLATION,
     ALONE,
@@ -185,6 +185,10 @@ _BALANCE = [
                 f"another box with the same card ({OTHER_MACHINE}), whose profile takes no number "
                 "from SMoE",
                 {}, host_over_load(OTHER_MACHINE), always=True,
+            ),
+            CounterExperiment(
+                f"the host of Fig. 8, which has 8 cores ({EIGHT_CORES}); takes no number from SMoE",
+                {}, host_over_load(EIGHT_CORES), always=True,
             ),
         ),
     ),

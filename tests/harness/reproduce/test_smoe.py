@@ -10,6 +10,7 @@ from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvi
 from moebench.harness.reproduce.read import TPOT, difference
 from moebench.harness.reproduce.smoe import (
     PAPER,
+    batches,
     components,
     exhibits,
     experiments,
@@ -18,6 +19,7 @@ from moebench.harness.reproduce.smoe import (
     tables,
     thresholds,
 )
+from moebench.harness.reproduce.smoe.batches import Substitutes, substitutes
 from moebench.harness.reproduce.smoe.components import host_over_load
 from moebench.harness.reproduce.smoe.experiments import STEPS
 from moebench.harness.reproduce.smoe.host_bandwidth import implied, said
@@ -28,10 +30,14 @@ from moebench.harness.sweep.execute import run_all
 from moebench.results.accuracy_table import AccuracyRow
 from moebench.results.claims import Exhibit, Tag
 from moebench.results.store import Store
+from moebench.substrate.engine.decisions import Routed
 from moebench.substrate.machines.protocol import Lane
+from moebench.systems.smoe import ExpertCacheRouter
+from tests.systems.views import view
 
 EXPERIMENTS = (
     experiments.MAIN, experiments.ABLATION, experiments.PREDICTION, experiments.THRESHOLDS,
+    experiments.BATCHES, experiments.REFINEMENT,
 )  # fmt: skip
 
 
@@ -73,7 +79,7 @@ def ablation(setting: str, *times: float) -> list[dict[str, Any]]:
 
 def test_every_claim_of_the_paper_is_there() -> None:
     rows = {claim.id.split()[0] for claim in PAPER.claims}
-    assert rows == {f"S-{n}" for n in range(1, 16)}
+    assert rows == {f"S-{n}" for n in range(1, 17)}
     assert len({claim.id for claim in PAPER.claims}) == len(PAPER.claims)
 
 
@@ -263,6 +269,78 @@ def test_watching_counts_what_the_run_itself_counts(tmp_path: Path) -> None:
     assert watch(evidence, cell, **STEPS["+CR"]) == []
 
 
+# ----------------------------------------------------------------------------- batches
+
+#: Two rows of five experts, top-2, α = 0.5, expert 0 on the device.  Row 0: 1 is low-score (0.22 of
+#: rival 0.2) and off the device.  Row 1: 2 is top-score and off it, 0 is low-score and on it.
+ROWS = [[0.3, 0.22, 0.2, 0.15, 0.13], [0.22, 0.1, 0.4, 0.2, 0.08]]
+
+
+def routed_by(used: list[list[int]], top: set[int]) -> Substitutes:
+    counts = Substitutes()
+    ids_TK = np.array(used)
+    counts.count(view(ROWS, 2, {0}, alpha=0.5), Routed(ids_TK, ids_TK, frozenset(top)))
+    return counts
+
+
+def test_substitutes_of_a_batch_are_told_apart() -> None:
+    top = {0, 2}
+    assert routed_by([[0, 2], [2, 0]], top) == Substitutes(absent=1, by_row=1)
+    assert routed_by([[0, 1], [2, 0]], top) == Substitutes(absent=1)
+    assert routed_by([[0, 1], [2, 0]], {0, 1, 2}) == Substitutes(absent=1, shared=1)
+    on_device = Substitutes()
+    ids_TK = np.array([[0, 2], [2, 0]])
+    on_device.count(view(ROWS, 2, {0, 2}, alpha=0.5), Routed(ids_TK, ids_TK, frozenset(top)))
+    assert on_device == Substitutes(absent=1, by_resident=1)
+
+
+def test_the_router_itself_substitutes_what_another_row_uses() -> None:
+    seen = view(ROWS, 2, {0}, alpha=0.5)
+    counts = Substitutes()
+    counts.count(seen, ExpertCacheRouter().route(seen))
+    assert counts == Substitutes(absent=1, by_row=1)
+
+
+def test_shares_of_substitutes() -> None:
+    counts = Substitutes(absent=10, shared=2, by_resident=3, by_row=1)
+    assert batches.of_replaced(counts) == 25
+    assert batches.of_absent(counts) == 10
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_one_row_finds_no_other_rows_experts(batch: int, tmp_path: Path) -> None:
+    """With one text, low-score experts are replaced by experts on the device alone."""
+    cell = Experiment(
+        "one",
+        {
+            "common": {
+                "setting": "S1", "system": "smoe", "routing": "drawn", "workload": "arithmetic",
+                "prompts": batch, "batch": batch, "new_tokens": 6,
+            }
+        },
+    )  # fmt: skip
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=False)
+    (counts,) = substitutes(evidence, cell).values()
+    assert counts.by_resident > 0
+    assert (counts.by_row > 0) == (counts.shared > 0) == (batch > 1)
+    assert counts.shared + counts.by_resident + counts.by_row <= counts.absent
+    assert [*substitutes(evidence, cell).values()] == [counts]  # as it was kept
+
+
+def test_the_refinement_is_against_the_same_algorithm_without_it() -> None:
+    runs = Runs([
+        document(setting=s, tpot=tpot, options=options)
+        for s, *both in (("S1", 10, 8), ("S2", 10, 11))
+        for tpot, options in zip(both, (experiments.UNREFINED, experiments.REFINED), strict=True)
+    ])  # fmt: skip
+    change = batches.refined_change(lambda one: one.mean(TPOT))
+    assert change(runs) == pytest.approx((-20 + 10) / 2)
+    alone = Runs(
+        [document(tpot=4, options={}), document(tpot=3, options=experiments.REFINED_ALONE)]
+    )
+    assert change(alone) == pytest.approx(-25)
+
+
 # ----------------------------------------------------------------------------- α
 
 
@@ -312,6 +390,28 @@ def test_a_set_at_its_floor_is_not_measurable(evidence: Evidence) -> None:
 def test_an_experts_load_is_its_bytes_over_the_link() -> None:
     """3 matrices of 3584 · 2560 in bf16 at 26 GB/s, and 2.5 µs."""
     assert components.load_ns() == pytest.approx(3 * 3584 * 2560 * 2 / 26 + 2500, rel=1e-3)
+
+
+def test_an_experts_time_in_a_prompt(evidence: Evidence) -> None:
+    """A token of Qwen2 chooses 8 of 64 experts: 512 tokens are 64 rows of each, a prompt of 1 is 1.
+
+    At 1,050 GFLOPS and 75 % of them 64 rows take 2 · 64 · 3 · 3584 · 2560 / 787.5 ns.
+    """
+    assert [components.rows_of(n, components.MODEL) for n in (1, 256, 512)] == [1, 32, 64]
+    taken = components.expert_ns(Lane.HOST, 64, components.EIGHT_CORES)
+    assert taken == pytest.approx(2 * 64 * 3 * 3584 * 2560 / 787.5 + 20_000, rel=1e-3)
+    assert components.prompt_over(512, 256)(evidence).value == pytest.approx(2, abs=0.02)
+
+
+def test_the_shortest_prompt_whose_expert_is_slower_on_the_host(evidence: Evidence) -> None:
+    """S3: a load is 2.12 ms, a row 0.0935 ms; 22.5 rows less the handoff are 181 tokens."""
+    model, machine = components.MODEL, components.MACHINE
+    assert components.slower_from(model, machine) == 181
+    for tokens, slower in ((180, False), (181, True)):
+        rows = components.rows_of(tokens, model)
+        assert (components.expert_ns(Lane.HOST, rows) > components.load_ns()) is slower
+    longest = components.longest_limit(evidence).value
+    assert longest == max(components.longest_limit(evidence, [s]).value for s in ("S1", "S2", "S3"))
 
 
 def test_an_experts_time_grows_with_rows_at_some_point() -> None:
@@ -391,6 +491,7 @@ class Made:
                 for setting in settings for alpha in (0.0, 0.2, 0.4, 0.6)
             ],
         }  # fmt: skip
+        self._runs["smoe batches"] = [document(setting=s, batch=3) for s in settings]
         self._runs["smoe table I"] = [document(setting="S3", options=STEPS["+CE"])]
         for name in ("smoe ablation", "smoe prediction"):
             self._runs[name] = [
@@ -410,6 +511,13 @@ class Made:
         return name
 
 
+#: Spans of one decoded token as the store keeps them, of layers around those of Fig. 9.
+SPANS = [
+    {"lane": "device", "kind": "gate", "layer": i, "start_us": 10 * i, "end_us": 10 * i + 3}
+    for i in (13, 14, 15, 16)
+] + [{"lane": "device", "kind": "evict", "layer": 15, "start_us": 900, "end_us": 900}]
+
+
 def seen_of_all_settings(*_: Any, **__: Any) -> list[Watched]:
     counts = Importance(top=4, low=2, top_absent=2, low_absent=1)
     return [Watched("", s, {}, 0, 1, counts, [1.0, 0.5], [0.6, 0.3]) for s in ("S1", "S2", "S3")]
@@ -419,14 +527,17 @@ def seen_of_all_settings(*_: Any, **__: Any) -> list[Watched]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Exhibit]:
     monkeypatch.setattr(importance, "watch", seen_of_all_settings)
     monkeypatch.setattr(exhibits, "watch", seen_of_all_settings)
+    monkeypatch.setattr(exhibits, "decoded", lambda *_: SPANS)
+    counted = {(s, 0): Substitutes(10, 1, 5, 2) for s in ("S1", "S2", "S3")}
+    monkeypatch.setattr(exhibits, "substitutes", lambda _: counted)
     return [show.make(cast(Evidence, Made())) for show in PAPER.exhibits]
 
 
 def test_every_table_and_figure_is_there(made: list[Exhibit]) -> None:
     places = {exhibit.place for exhibit in made}
-    figures = (4, 6, 8, *range(10, 19))
-    tables = {"Table I", "Table III", "Table IV", "Fig. 3, 11, 14 and 18"}
-    assert places == {*tables, *(f"Fig. {n}" for n in figures)}
+    figures = (3, 4, 6, *range(8, 19))
+    tables = {"Table I", "Table III", "Table IV", "Fig. 3, 11, 14 and 18", "§VI-B"}
+    assert places == {*tables, "first version, §4.1", *(f"Fig. {n}" for n in figures)}
     assert len({exhibit.id for exhibit in made}) == len(made)
 
 
@@ -445,6 +556,28 @@ def test_models_have_the_sizes_of_table_3(made: list[Exhibit]) -> None:
     for row, paper in zip(table.rows, table.paper_rows, strict=True):
         assert row["model_gib"] == pytest.approx(paper["model_gib"], rel=0.03)
         assert row["memory_gib"] == paper["memory_gib"]
+
+
+def test_figure_3_has_three_times_of_three_models(made: list[Exhibit]) -> None:
+    shown = next(one for one in made if one.id == "smoe-fig-3")
+    assert len(shown.rows) == 9
+    (load,) = (
+        row["ms"] for row in shown.rows if (row["model"], row["side"]) == (components.MODEL, "PCIe")
+    )
+    assert load == pytest.approx(components.load_ns() / 1e6)
+
+
+def test_figure_9_shows_two_layers_from_their_first_span(made: list[Exhibit]) -> None:
+    shown = next(one for one in made if one.id == "smoe-fig-9")
+    assert [(row["layer"], row["start"], row["end"]) for row in shown.rows] == [
+        (14, 0, 3), (15, 10, 13),
+    ]  # fmt: skip
+
+
+def test_what_became_of_low_score_experts_adds_up(made: list[Exhibit]) -> None:
+    shown = next(one for one in made if one.id == "smoe-batches")
+    row = shown.rows[0]
+    assert [row[name] for name in ("shared", "by_resident", "by_row", "rest")] == [10, 50, 20, 20]
 
 
 def test_table_4_holds_all_of_the_papers_scores(made: list[Exhibit]) -> None:
