@@ -99,6 +99,18 @@ _LATENCY = (
             ("U-1", "prefill", m.copying_in_prefill), ("U-3", "decode", m.copying_in_decode),
         )
     ),
+    *(
+        _claim(
+            f"{number} fetch against compute", place,
+            f"{phase}: time in which experts are fetched over time in which the device computes",
+            None, "×",
+            sign(0.25, "fetching is \"slower compared to the expert operator computation\": a "
+                 "quarter longer; direction: a sixteenth longer", none=1),
+            m.of_both(partial(m.fetching_over_computing, phase=phase), "U1 to U4, both workloads"),
+            counters=e.OF_TIMES,
+        )
+        for number, place, phase in (("U-1", "§5.2", "prefill"), ("U-3", "§5.3", "decode"))
+    ),
     _gain("U-3 least", "Fig. 6", "decode throughput: least speed-up", 1.78, m.least(TPOT), _CELLS),
     _gain("U-3 greatest", "Fig. 6", "decode throughput: greatest speed-up", 7.04,
           m.greatest(TPOT), _CELLS),

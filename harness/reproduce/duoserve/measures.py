@@ -144,6 +144,37 @@ def copying_in_decode(runs: Runs) -> float:
     return read.share_of_decode(runs.of(system="duoserve"), LINK)
 
 
+def fetching_over_computing(runs: Runs, phase: str) -> float:
+    """Return the link's busy time over the device's in a phase of DuoServe's runs.
+
+    The device computes experts and all else; its time holds waits for kernels to be launched.
+    """
+    own = runs.of(system="duoserve")
+
+    def busy(lane: str) -> float:
+        decode = sum(own.values(f"metrics.decode.lanes.{lane}"))
+        return decode if phase == "decode" else sum(own.values(f"metrics.lanes.{lane}")) - decode
+
+    return busy("h2d") / busy("device")
+
+
+#: Texts that are 2.5 % of the data sets' training texts (§6.4): SQuAD v1.1 has 87,599 and Orca-Math
+#: 200,035 in one split.
+COLLECTED = {"passages": 2190, "equations": 5001}
+
+
+def collection_hours(time: Time = E2E) -> Figure:
+    """Return a function from runs to ACC's time for the predictor's data, in h, mean of cells."""
+
+    def figure(runs: Runs) -> float:
+        cells = runs.of(system="acc").groups("setting", "workload").items()
+        return fmean(
+            COLLECTED[workload] * mean_time(cell, time) / 3.6e6 for (_, workload), cell in cells
+        )
+
+    return figure
+
+
 # ----------------------------------------------------------------------------- memory
 
 

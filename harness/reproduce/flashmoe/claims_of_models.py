@@ -5,12 +5,12 @@ Bands were fixed before measuring.
 
 from collections.abc import Callable
 
-from moebench.harness.reproduce.bands import near
+from moebench.harness.reproduce.bands import at_least, at_most, near
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.evidence import Evidence
-from moebench.harness.reproduce.flashmoe import counts
+from moebench.harness.reproduce.flashmoe import counts, times
 from moebench.harness.reproduce.flashmoe import experiments as e
-from moebench.results.claims import Band, Measured
+from moebench.results.claims import Band, Measured, Tag
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.models.shape import ModelShape
 
@@ -53,6 +53,16 @@ NON_EXPERTS = tuple(
 
 PREPARATION = (
     Claim(
+        "F-11 features", "§3.2", "OLMoE: time to build the features over the time to train", None,
+        "1", at_least(1, 0.5, '"dominates": longer than the training; direction: half as long'),
+        times.features_over_training, (e.EVICTIONS,), timed_here=True,
+    ),
+    Claim(
+        "F-11 epochs", "§4.1", "OLMoE: most epochs of a network until it stops early", 200, "1",
+        at_most(199, 200, "200 with early stopping: it stops before; direction: never sooner"),
+        times.epochs, (e.EVICTIONS,),
+    ).tagged(Tag.CANNOT_FAIL, "training stops after the paper's 200 epochs at most"),
+    Claim(
         "F-11 traces", "§3.2", "OLMoE: time to extract the routing of 512 samples", 20, "min",
         not_measurable="a time of an A100 and of the authors' own code in batches of 32; how many "
         "tokens of a sample it reads and how many it writes is not said",
@@ -65,4 +75,22 @@ PREPARATION = (
     ),
 )  # fmt: skip
 
-CLAIMS = (*NON_EXPERTS, *PREPARATION)
+CACHE_SIZES = tuple(
+    Claim(
+        f"F-12 {said} Eq. 1", "Eq. 1",
+        f"{said}: slots of a layer by Eq. 1 for a run's peak memory, over the run's own", 1, "×",
+        near(1, 0.1, Band(low=0.5, high=2), '"approximated": within a tenth; direction: from half '
+                                            "to twice"),
+        times.of_setting(setting, times.slots_by_equation_1), (e.EVICTIONS,),
+        (
+            CounterExperiment(
+                "the memory without what the profile reserves (context and workspace)",
+                measure=times.of_setting(setting, times.slots_without_reserve), always=True,
+                reading=True,
+            ),
+        ),
+    )
+    for setting, said in e.MODELS.items()
+)  # fmt: skip
+
+CLAIMS = (*NON_EXPERTS, *PREPARATION, *CACHE_SIZES)

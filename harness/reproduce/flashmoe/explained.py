@@ -61,6 +61,9 @@ EXPLANATIONS = {
     "F-5": ("The paper does not name the cache size; the one with Belady's 86 % was taken."),
     "F-7 Qwen3": "Not known; the recording of Qwen3 (156 tokens) lies between the two.",
     "F-7 OLMoE": _MODEL,
+    "F-12 OLMoE": (
+        "Eq. 1 leaves out context and workspace, which take as much as five slots a layer."
+    ),
     "F-9 Algorithm 1": (
         "DAOP's Algorithm 1 as printed pairs experts by one sort of a layer's. A search over all "
         "splits stands in its authors' code alone: see F-9 search. What takes seconds is reading "

@@ -4,7 +4,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import product
+from pathlib import Path
 from statistics import fmean, median
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import cast
 
@@ -17,8 +19,14 @@ from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, OTHERS, P
 from moebench.harness.reproduce.read import STALL, TPOT, Figure, Measure, percent
 from moebench.results.claims import Measured
 from moebench.substrate.engine.decisions import LayerView
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.models.catalogue import model_shape
 from moebench.systems.daop import THRESHOLD, swaps
+from moebench.systems.learn import eviction_network
 from moebench.systems.learn.eviction_network import History
+
+#: Document path of the peak device memory, in bytes.
+PEAK = "metrics.peak_device_bytes"
 
 
 def best_of(runs: Runs, name: str, others: Sequence[str]) -> float:
@@ -71,6 +79,64 @@ def sooner(others: Sequence[str], *paths: str) -> Figure:
 def loading_share(runs: Runs) -> float:
     """Return the share of decode in which the device waits for experts, in percent."""
     return read.share_of_decode(evicting(runs, "flashmoe"), STALL)
+
+
+def _slots_over_own(runs: Runs, reserved: bool) -> float:
+    """Return the slots of a layer that Eq. 1 gives for a run's memory, over the run's slots.
+
+    Args:
+        reserved: whether context and workspace, which the profile reserves, are the model's.
+    """
+    (spec, *_), (peak, *_) = ([run["spec"] for run in runs], runs.values(PEAK))
+    shape = model_shape(spec["model"])
+    if not reserved:
+        peak -= load_profile(spec["machine"]).gpu.reserved_memory.bytes
+    layers = len(shape.moe_layers)
+    experts = layers * shape.num_experts * shape.expert_bytes(spec["precision"])
+    by_equation = (peak - shape.common_bytes(spec["precision"])) * shape.num_experts / experts
+    return float(by_equation / (spec["slots"] / layers))
+
+
+def slots_by_equation_1(runs: Runs) -> float:
+    """Return the slots of a layer by Eq. 1 for the peak memory of a run, over its own slots."""
+    return _slots_over_own(runs, reserved=True)
+
+
+def slots_without_reserve(runs: Runs) -> float:
+    """Return the same for the memory without context and workspace."""
+    return _slots_over_own(runs, reserved=False)
+
+
+def epochs(evidence: Evidence) -> Measured:
+    """Measure the most epochs of a layer's network, over all that OLMoE's runs trained."""
+    most = [
+        float(counts.network(routing).network.note["epochs"].split()[-1])
+        for routing in counts.routings(evidence, "F1")
+    ]
+    return Measured.of(most, "counted", "most epochs of a layer", "trained networks")
+
+
+def features_over_training(evidence: Evidence) -> Measured:
+    """Measure the time to build the inputs and labels over the time to train on them.
+
+    Four layers are trained together (`eviction_network.TOGETHER`), and stand for all.
+    """
+    (routing, *_) = counts.routings(evidence, "F1")
+    texts = [ids[:, : eviction_network.TOGETHER] for ids in routing.sequences(learnt=True)]
+    options, experts = eviction_network.EvictionNetworkOptions(), routing.experts
+
+    def build() -> None:
+        for ids in texts:
+            eviction_network.features(ids, experts)
+            eviction_network.labels(ids, experts)
+
+    def train() -> None:
+        with TemporaryDirectory() as empty:
+            eviction_network.trained(texts, experts, options, Path(empty))
+
+    built, both = _timed_us(build, 1), _timed_us(train, 1)
+    said = f"{len(texts)} texts, {len(texts[0][0])} layers; training {(both - built) / 1e6:.1f} s"
+    return Measured.of([built / (both - built)], "measured", said)
 
 
 @read.curried

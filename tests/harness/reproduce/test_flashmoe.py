@@ -245,7 +245,7 @@ def test_no_edge_lies_where_there_is_no_effect() -> None:
 
 def test_times_of_this_computer_have_no_verdict() -> None:
     timed = {one.id for one in PAPER.claims if one.timed_here}
-    assert timed == {"F-8 time", "F-9 search", "F-9 Algorithm 1"}
+    assert timed == {"F-8 time", "F-11 features", "F-9 search", "F-9 Algorithm 1"}
     assert claim("F-8 time").judge(100) == "no verdict"
 
 
