@@ -15,7 +15,7 @@ from moebench.substrate.machines.profile_ranges import uncertain
 
 #: The letter of a paper's claims, and how many rows it has in the list of claims.
 ROWS = {
-    "smoe": ("S", 16), "daop": ("D", 13), "duoserve": ("U", 8), "flashmoe": ("F", 11),
+    "smoe": ("S", 16), "daop": ("D", 13), "duoserve": ("U", 8), "flashmoe": ("F", 12),
     "field": ("R", 8),
 }  # fmt: skip
 
