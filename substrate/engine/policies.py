@@ -29,6 +29,7 @@ from moebench.substrate.engine.decisions import (
     Prompts,
     Routed,
 )
+from moebench.substrate.engine.options import check_options
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Op
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
@@ -41,6 +42,8 @@ from moebench.substrate.terms import Ids, Learnt, Lookahead, Losses, Phase, Rout
 class Policy(ABC):
     """Base of all decisions.  Subclasses are dataclasses whose fields are their options."""
 
+    #: The decision, as ``--set`` names it.
+    decision: ClassVar[str] = ""
     #: Whether the policy reads `LayerView.hidden_TH`, and `Prompts.embedding_BH`.
     reads_hidden: ClassVar[bool] = False
     reads_embedding: ClassVar[bool] = False
@@ -75,6 +78,13 @@ class Policy(ABC):
     reserve: int = 0
     #: Options, as of ``--set``, with which it learns in moments, for tests of correctness alone.
     quick: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse values that an option does not allow (`substrate.engine.options`).
+
+        Raises UsageError: names the option, its value and the allowed ones.
+        """
+        check_options(self, f"{self.decision}.")
 
     @property
     def reads_scores(self) -> bool:
@@ -191,6 +201,8 @@ class Predictor(ABC):
 class Placement(Policy):
     """Base of placements: choose the experts on the device before the first token."""
 
+    decision = "place"
+
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
         """Return where each layer's non-expert weights are, and optionally the head's."""
         on_device: Home = "device"
@@ -229,6 +241,8 @@ class Placement(Policy):
 
 class Routing(Policy):
     """Base of routings: choose the experts that the tokens use."""
+
+    decision = "route"
 
     #: True unless a subclass overrides it.
     reads_scores = True
@@ -286,6 +300,8 @@ class Routing(Policy):
 class Assignment(Policy):
     """Base of assignments: divide a layer's active experts between the device and the host."""
 
+    decision = "assign"
+
     reads_scores = True
     #: Whether experts may be computed on the host.
     uses_host: bool = False
@@ -333,6 +349,8 @@ class Assignment(Policy):
 
 class Prefetching(Policy):
     """Base of prefetchings: select experts to fetch for later layers."""
+
+    decision = "prefetch"
 
     reads_scores = True
     #: How its transfers are queued.  ``speculative``: behind all needed ones; a fetch that has not
@@ -394,6 +412,8 @@ class Admission(Policy):
     uploads are pending, or where no expert can be evicted.
     """
 
+    decision = "admit"
+
     #: Whether experts that a layer loads may be refused: `admits` is then asked.
     chooses: ClassVar[bool] = False
     #: Most uploads that wait for the link or are under way; None is any number.
@@ -427,6 +447,8 @@ class Admission(Policy):
 
 class Eviction(Policy):
     """Base of evictions: choose the expert to evict."""
+
+    decision = "evict"
 
     #: Slots for experts that are not kept: once all other slots are taken, an expert that is kept
     #: replaces another, even if these are free.  Used where layers share slots.

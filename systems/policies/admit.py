@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from moebench.substrate.engine.decisions import Fetch, LayerView, fetches
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Admission
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.checks import require_at_least
 
 
 @dataclass(kw_only=True)
@@ -25,17 +25,12 @@ class AfterMisses(Admission):
         a_layer: most uploads that a layer queues in one pass; null is any number.
     """
 
-    misses: int = 2
-    full: int | None = None
-    a_layer: int | None = None
-    queue: int | None = None
+    misses: int = option(2, low=1, searched=(1, 16), scale="log")
+    full: int | None = option(None, low=1, searched=(1, 16), scale="log")
+    a_layer: int | None = option(None, low=1, searched=(1, 8), scale="log")
+    queue: int | None = option(None, low=1, searched=(1, 64), scale="log")
 
     chooses = True
-
-    def __post_init__(self) -> None:
-        given = [name for name in ("misses", "full", "a_layer", "queue")
-                 if getattr(self, name) is not None]  # fmt: skip
-        require_at_least("admit", self, **dict.fromkeys(given, 1))
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set all counts of misses to zero."""
