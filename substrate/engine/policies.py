@@ -494,7 +494,7 @@ class Eviction(Policy):
         """Called when a transfer has claimed a slot for an expert, and once an upload has ended."""
 
     def left(self, key: int) -> None:
-        """Called when an expert has lost its slot."""
+        """Called when an expert that has `arrived` has lost its slot."""
 
     def grows(self, incoming: int) -> bool:
         """Return whether an expert may take a free slot; if not, one is evicted, if any can be."""

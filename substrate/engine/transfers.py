@@ -495,11 +495,12 @@ class Transfers:
         if victim is None:
             self._holding += 1
         else:
-            if self._passing:
-                self._passing.discard(victim)
-            if self._uploads:
-                self._uploads.pop(victim, None)
-            self.evict.left(victim)
+            if victim in self._passing:
+                self._passing.remove(victim)  # the policy never saw it arrive
+            elif victim in self._uploads:
+                del self._uploads[victim]  # nor one whose upload has not ended
+            else:
+                self.evict.left(victim)
             if self._timeline.keeping:
                 self._timeline.note("evict", now_ns, *self.cache.expert_of(victim))
             if self.evict.writes_back:

@@ -9,7 +9,7 @@ from moebench.substrate.engine.decisions import Fetch, Plan, fetches, split
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.evict import NeverEvict
+from moebench.systems.policies.evict import LeastRecentlyUsed, NeverEvict
 from moebench.systems.policies.place import PlaceById
 from tests.substrate.engine.fakes import RECORD_BYTES, FlatCosts, prices, small_shape
 from tests.substrate.engine.own import (
@@ -304,3 +304,40 @@ def test_layers_may_have_unequal_slots_none_and_all():
     # Layer 1's two experts take turns in its slot: 1 is there when the second pass asks for both.
     assert [load[:2] for load in of(ran, OpKind.LOAD)] == [(1, (0,)), (1, (1,)), (1, (0,))]
     assert evicted(ran) == [(4, None), (5, 4), (4, 5)]
+
+
+# ----------------------------------------------------------------------------- what policies hear
+
+
+@dataclass(kw_only=True)
+class Hears(LeastRecentlyUsed):
+    """LRU that notes which experts the engine tells it of."""
+
+    def start(self, shape, cache):
+        super().start(shape, cache)
+        self.arrivals, self.departures = [], []
+
+    def arrived(self, key):
+        super().arrived(key)
+        self.arrivals.append(key)
+
+    def left(self, key):
+        super().left(key)
+        self.departures.append(key)
+
+
+def test_a_policy_does_not_hear_that_an_expert_left_that_it_never_heard_arrive():
+    # Layer 1's two experts are not kept, and one of them makes room for layer 0's.
+    ahead = [Fetch(1, 0, keep=False), Fetch(1, 1, keep=False)]
+    made = system(prefetch=Asks(opens=ahead, discipline="committed"), evict=Hears())
+    ran = run(made, model_of(TWO, [[[(2, 3)], [(0, 1)]]]), slots=2)
+    assert evicted(ran)[:4] == [(4, None), (5, None), (2, 4), (3, 2)]
+    assert made.evict.arrivals[:2] == [2, 3]
+    assert made.evict.departures[:1] == [2]
+
+
+def test_it_hears_of_one_that_is_kept():
+    made = system(place=Placed(pairs=[]), assign=loading(), evict=Hears())
+    run(made, model_of(ONE, [[[(0, 1), (0, 2)]]]), slots=2)
+    assert made.evict.arrivals == [0, 1, 2]
+    assert made.evict.departures == [0]
