@@ -165,7 +165,7 @@ def test_dimensions_by_example() -> None:
     assert (full.kind, full.choices, full.default) == ("integer", (None,), None)
     mode = of("assign", "bandwidth-split").dimensions[0]
     assert (mode.option, mode.needs) == ("mode", ("host",))
-    # Texts and tables are no dimensions.
+    # Options with texts or tables have no dimension.
     assert [d.option for d in of("evict", "flashmoe").dimensions if d.kind == "choice"] == []
     assert of("place", "override").dimensions == ()
 
