@@ -56,6 +56,7 @@ class DeviceMap(Placement):
     """Places whole layers in order: on the device, then on the host, then on the disk."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._layers = 0  # leading layers on the device; set by `homes`
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:

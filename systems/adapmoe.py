@@ -70,6 +70,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from moebench.substrate.engine.decisions import NO_EXPERT, Fetch, Forecast, LayerView, Routed
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
@@ -77,7 +78,6 @@ from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Learnt, Lookahead, RoutedSequence, Scores
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict_staged import StagedLRU
 from moebench.systems.policies.place import last_ids
 from moebench.systems.policies.predict import NextGatesOnNormed
@@ -135,13 +135,13 @@ class AdaptiveGating(Routing):
         sensitivity: s_l of each layer with experts; empty measures it, see the module.
     """
 
-    threshold: float = THRESHOLD
+    threshold: float = option(THRESHOLD, low=0, searched=(0.0005, 0.05), scale="log")
     sensitivity: Sequence[float] = ()
 
     learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores", "sensitivity"})
 
     def __post_init__(self) -> None:
-        require_at_least("route", self, threshold=0)
+        super().__post_init__()
         if any(not value > 0 for value in self.sensitivity):
             raise UsageError(f"route.sensitivity is {[*self.sensitivity]}; allowed: above 0 each")
         self._measured: np.ndarray | None = None
@@ -236,12 +236,13 @@ class PlaceBySplit(Placement):
             ``uniform`` assumes that every set of experts is equally likely to be cached (dp.py).
     """
 
-    misses: Literal["measured", "uniform"] = "measured"
+    misses: Literal["measured", "uniform"] = option("measured", searched=True)
 
     calibrates: ClassVar[bool] = True
     learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores", "predictions"})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._gating: AdaptiveGating | None = None
         self._predicted = Lookahead.NONE
         self._texts: Sequence[RoutedSequence] = ()
@@ -328,12 +329,9 @@ class FirstMissing(Prefetching):
     If nothing of the next layer is missing, the next ``layers`` are searched.
     """
 
-    layers: int = 1
+    layers: int = option(1, low=1, searched=(1, 8))
 
     reads_scores = False
-
-    def __post_init__(self) -> None:
-        require_at_least("prefetch", self, layers=1)
 
     @property
     def predictor(self) -> NextGatesOnNormed:

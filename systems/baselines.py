@@ -19,6 +19,7 @@ machine's profile that overlap computation.  With the first and the last row it 
 
 from dataclasses import dataclass, field
 
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
@@ -55,12 +56,7 @@ class MoEOnDemand(_OnDemand):
             them.  None keeps as many as fit.
     """
 
-    cache: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cache is not None and self.cache < 0:
-            raise UsageError(f"cache is {self.cache}; allowed: 0 (drop after use) or more")
+    cache: int | None = option(None, low=0, searched=(1, 64), scale="log")
 
     def most_slots(self, shape: ModelShape) -> int | None:
         """Return C for each layer, but at least the experts of one token in one layer."""
@@ -94,7 +90,7 @@ class ACC(MoEOnDemand):
     paper = "baseline of arXiv 2509.07379"
 
     place: Placement = field(default_factory=PlaceNothing)
-    cache: int | None = 0
+    cache: int | None = option(0, low=0)
     overlap: bool = False
     blocking_copies: bool = True
     pinned_copies: bool | None = False

@@ -61,12 +61,13 @@ from typing import ClassVar
 import numpy as np
 
 from moebench.substrate.engine.decisions import LayerView, Prompts, Routed, best_scores
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, why_not_in_groups
+from moebench.systems.policies.checks import why_not_in_groups
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -104,13 +105,10 @@ class CachePrior(Routing):
         emptied: whether experts of earlier batches get no bonus until this batch has used them.
     """
 
-    keep: int = 2
-    emptied: bool = True
+    keep: int = option(2, low=0, searched=(0, 8))
+    emptied: bool = option(True, searched=True)
 
     has_alpha: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_at_least("route", self, keep=0)
 
     def lossless_at(self, alpha: float) -> bool:
         """Return whether λ is 0, which gives no bonus."""
@@ -204,8 +202,8 @@ class CachePriorSystem(System):
     assign: Assignment = field(default_factory=LoadAll)
     prefetch: Prefetching = field(default_factory=NoPrefetch)
     evict: Eviction = field(default_factory=LRUByWeight)
-    scope: Scope = "layer"
-    alpha: float = 0.5
+    scope: Scope = option("layer", searched=True)
+    alpha: float = option(0.5, low=0, high=1, searched=(0, 1))
 
     def why_not(self, shape: ModelShape, batch: int) -> str | None:
         """Return that the rule is not defined where a router chooses among experts in groups."""

@@ -80,15 +80,17 @@ from moebench.substrate.engine.decisions import (
     fetches,
     split,
 )
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError
+from moebench.substrate.machines.timeline import COSTS_KEPT
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import Learnt, Lookahead, RoutedSequence, Scores
-from moebench.systems.policies.checks import require_at_least, require_learnt_for
+from moebench.systems.policies.checks import require_learnt_for
 from moebench.systems.policies.evict_engines import WorkloadAware
-from moebench.systems.policies.latency import SAME_NS, check_history
+from moebench.systems.policies.latency import SAME_NS
 from moebench.systems.policies.makespan import measured
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.predict import NextGatesOnNormed
@@ -144,13 +146,10 @@ class GreedyAssignment(Assignment):
         history: how many past durations of each kind are averaged.
     """
 
-    history: int = 10
+    history: int = option(10, low=1, high=COSTS_KEPT, searched=(1, COSTS_KEPT), scale="log")
 
     reads_scores = False
     uses_host = True
-
-    def __post_init__(self) -> None:
-        check_history(self.history)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Return the greedy's plan, in prefill and in decode."""
@@ -226,15 +225,15 @@ class ResidualPrefetch(Prefetching):
         prefill: also predict in prefill.
     """
 
-    experts: int = 1
-    residual: bool = True
-    prefill: bool = False
+    experts: int = option(1, low=1, searched=(1, 8))
+    residual: bool = option(True, searched=True)
+    prefill: bool = option(False, searched=True)
 
     reads_scores = False
     learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores", "predictions"})
 
     def __post_init__(self) -> None:
-        require_at_least("prefetch", self, experts=1)
+        super().__post_init__()
         self._residuals_LE: np.ndarray | None = None
         self._tokens = 0
         self._swaps: WorkloadSwaps | None = None
@@ -334,14 +333,14 @@ class WorkloadSwaps(Eviction):
         staging: slots of each pool for experts that are loaded for one use.
     """
 
-    window: int = 4
-    swaps: int = 1
-    staging: int = 2
+    window: int = option(4, low=1, high=4096, searched=(1, 256), scale="log")
+    swaps: int = option(1, low=1, searched=(1, 16), scale="log")
+    staging: int = option(2, low=1, searched=(1, 16), scale="log")
 
     reads_scores = False
 
     def __post_init__(self) -> None:
-        require_at_least("evict", self, window=1, swaps=1, staging=1)
+        super().__post_init__()
         self.reserve = self.staging
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
@@ -422,7 +421,7 @@ class DALI(System):
     assign: Assignment = field(default_factory=GreedyAssignment)
     prefetch: Prefetching = field(default_factory=ResidualPrefetch)
     evict: Eviction = field(default_factory=WorkloadAware)
-    scope: Scope = "layer"
+    scope: Scope = option("layer", searched=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

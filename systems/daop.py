@@ -43,13 +43,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, Routed, split
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import PlaceByPopularity
 from moebench.systems.policies.predict import NextGatesOnNormed
@@ -108,13 +108,10 @@ class AllocateBySequence(Assignment):
     A swapped host expert has more than ``threshold`` times its device expert's tokens.
     """
 
-    threshold: float = THRESHOLD
+    threshold: float = option(THRESHOLD, low=1, searched=(1, 4))
 
     reads_scores = False
     uses_host = True
-
-    def __post_init__(self) -> None:
-        require_at_least("assign", self, threshold=1)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Plan the layer: Algorithm 1's swaps in prefill, no migration in decode (§IV-C).
@@ -151,11 +148,8 @@ class PredictedRouting(Routing):
             best-scored experts on the device.  None is k - 1, at least 1.
     """
 
-    first: int = PAPERS_FIRST
-    most_host: int | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least("route", self, first=1, most_host=0)
+    first: int = option(PAPERS_FIRST, low=1, searched=(1, 16), scale="log")
+    most_host: int | None = option(None, low=0, searched=(0, 8))
 
     def full_size(self, shape: ModelShape) -> None:
         """Refuse a first predicted layer that the model does not have."""

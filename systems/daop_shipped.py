@@ -34,9 +34,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction
 from moebench.systems.daop import DAOP, THRESHOLD, AllocateBySequence
-from moebench.systems.policies.checks import require_above_zero, require_at_least
 from moebench.systems.policies.evict import OnePlaceholder
 
 #: Most experts in each of the two lists of `listed_swaps`.
@@ -90,15 +90,10 @@ class AllocateAsShipped(AllocateBySequence):
         host_cost, load_cost: cost of a token on the host, and of a load.
     """
 
-    threshold: float = THRESHOLD
-    listed: int = LISTED
-    host_cost: float = HOST_COST
-    load_cost: float = LOAD_COST
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("assign", self, listed=1)
-        require_above_zero("assign", self, "host_cost", "load_cost")
+    threshold: float = option(THRESHOLD, low=1, searched=(1, 4))
+    listed: int = option(LISTED, low=1, searched=(1, 32), scale="log")
+    host_cost: float = option(HOST_COST, low=0, above=True)
+    load_cost: float = option(LOAD_COST, low=0, above=True)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Plan the layer: swaps and the cheapest split in prefill; no loads in decode."""

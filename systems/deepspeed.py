@@ -51,6 +51,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.memory.cache import ExpertCache, Scope
@@ -58,7 +59,6 @@ from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase
 from moebench.systems.policies.assign import LoadForOneUse
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import experts_of
 from moebench.systems.policies.route import ExactRouting
@@ -94,14 +94,16 @@ class RecordedOrder(Prefetching):
         max_live: most elements on the device, the current block's included.
     """
 
-    bucket: int = 50_000_000
-    max_live: int = 1_000_000_000
+    bucket: int = option(50_000_000, low=0, searched=(1_000_000, 1_000_000_000), scale="log")
+    max_live: int = option(
+        1_000_000_000, low=0, searched=(100_000_000, 10_000_000_000), scale="log"
+    )
 
     discipline = "committed"
     reads_scores = False
 
     def __post_init__(self) -> None:
-        require_at_least("prefetch", self, bucket=0, max_live=0)
+        super().__post_init__()
         self._charged: ModelShape | None = None
 
     def full_size(self, shape: ModelShape) -> None:
@@ -194,6 +196,7 @@ class ResidentOrStreamed(Streamed):
     """Places everything on the device if it fits, else streams everything."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.fits = False  # set by `homes`
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:

@@ -48,6 +48,7 @@ from typing import ClassVar
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, fetches
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
@@ -57,7 +58,6 @@ from moebench.substrate.engine.policies import (
     Routing,
 )
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.protocol import Model
@@ -65,7 +65,7 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase, RoutedSequence
 from moebench.systems.learn.expert_mlp import ExpertMLP, ExpertMLPOptions, trained, widths
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, require_learnt_for
+from moebench.systems.policies.checks import require_learnt_for
 from moebench.systems.policies.evict import FirstInFirstOut
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import ranked
@@ -89,13 +89,13 @@ class LearnedPath(Prefetching):
         memory_mb: device memory of the predictor in MB (§6.4).
     """
 
-    width: int = 2048
-    trained_width: int = 256
-    tokens: int = 4096
-    epochs: int = 20
-    dropout: float = 0.1
-    seed: int = 0
-    memory_mb: int = 300
+    width: int = option(2048, low=64, high=65_536)
+    trained_width: int = option(256, low=64, high=8192)
+    tokens: int = option(4096, low=4)
+    epochs: int = option(20, low=1, high=100_000)
+    dropout: float = option(0.1, low=0, high=1, below=True)
+    seed: int = option(0, low=0)
+    memory_mb: int = option(300, low=0)
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 64  # enough for `tokens`: see the module
@@ -104,11 +104,7 @@ class LearnedPath(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "prefetch", self, width=64, trained_width=64, tokens=4, epochs=1, memory_mb=0
-        )
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"prefetch.dropout is {self.dropout}; allowed: 0 to less than 1")
+        super().__post_init__()
         #: The trained network; None before `calibrate`.
         self.network: ExpertMLP | None = None
         self._predictor: PathPredictor | None = None
@@ -203,12 +199,7 @@ class DuoServe(System):
     assign: Assignment = field(default_factory=LoadAll)
     prefetch: Prefetching = field(default_factory=LearnedPath)
     evict: Eviction = field(default_factory=FirstInFirstOut)
-    slots: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.slots < 0:
-            raise UsageError(f"slots is {self.slots}; allowed: 0 (the model's top-k) or more")
+    slots: int = option(0, low=0, searched=(2, 64), scale="log")
 
     def most_slots(self, shape: ModelShape) -> int | None:
         """Return the slots: exactly as many as one layer of one token uses (§5.1)."""

@@ -64,15 +64,15 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, fetches
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import Form, ModelShape
 from moebench.substrate.terms import Ids, Learnt, Losses, Phase, RoutedSequence
 from moebench.systems.learn.artefacts import Artefact, content_hash, kept
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, require_learnt_for
+from moebench.systems.policies.checks import require_learnt_for
 from moebench.systems.policies.place import PlacePopular
 from moebench.systems.policies.route import ExactRouting
 
@@ -132,10 +132,10 @@ class OneWidthEach(PlacePopular):
         measured: how many experts may get the lower width, the least used ones; 0 is all.
     """
 
-    tolerance: float = 2.0
-    width: Width = "search"
-    tokens: int = 1024
-    measured: int = 0
+    tolerance: float = option(2.0, low=0, high=100, searched=(0.1, 10), scale="log")
+    width: Width = option("search", searched=True)
+    tokens: int = option(1024, low=1)
+    measured: int = option(0, low=0)
 
     quick: ClassVar[Mapping[str, str]] = {"tokens": "64", "measured": "24"}
     without_losses = "width=int4"
@@ -143,9 +143,6 @@ class OneWidthEach(PlacePopular):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.tolerance <= 100:
-            raise UsageError(f"place.tolerance is {self.tolerance:g}; allowed: 0 to 100 (percent)")
-        require_at_least("place", self, tokens=1, measured=0)
         self._forms_LE: Ids | None = None
         self._note: Mapping[str, str] = {}
 
@@ -254,15 +251,15 @@ class ActivationPaths(Prefetching):
         experts: most experts of a layer; 0 is all that followed the key.
     """
 
-    before: int = 2
-    experts: int = 0
+    before: int = option(2, low=1, searched=(1, 4))
+    experts: int = option(0, low=0, searched=(1, 16), scale="log")
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 64  # pairs of choices need more texts than a frequency
     reads_scores = False
 
     def __post_init__(self) -> None:
-        require_at_least("prefetch", self, before=1, experts=0)
+        super().__post_init__()
         self._table = PathTable(self.before)
         self._size = (0, 0)
         self._note: Mapping[str, str] = {}
@@ -396,12 +393,7 @@ class EdgeMoE(System):
     assign: Assignment = field(default_factory=LoadAll)
     prefetch: Prefetching = field(default_factory=ActivationPaths)
     evict: Eviction = field(default_factory=FrequencyOverDistance)
-    buffer: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.buffer is not None and self.buffer < 1:
-            raise UsageError(f"buffer is {self.buffer}; allowed: 1 or more")
+    buffer: int | None = option(None, low=1, searched=(2, 1024), scale="log")
 
     def most_slots(self, shape: ModelShape) -> int | None:
         """Return the size of the buffer; None is all that fit."""

@@ -66,6 +66,7 @@ import numpy as np
 
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import (
     Admission,
     Assignment,
@@ -80,7 +81,6 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
-from moebench.systems.policies.checks import require_above_zero, require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import PlaceByPopularity
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -276,10 +276,7 @@ class TailOnHost(Placement):
         n: N (-mcs); null is as few as the device has no slots for.  All but one at most.
     """
 
-    n: int | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least("place", self, n=0)
+    n: int | None = option(None, low=0, searched=(1, 128), scale="log")
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return the lowest ids of each layer, equally many."""
@@ -296,12 +293,8 @@ class ColdOnHost(PlaceByPopularity):
             before they are added, as the branch with -mcp does with its profiles.
     """
 
-    n: int | None = None
-    profiles: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("place", self, n=0)
+    n: int | None = option(None, low=0, searched=(1, 128), scale="log")
+    profiles: bool = option(False, searched=True)
 
     def calibrate(
         self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
@@ -345,19 +338,17 @@ class SplitByResidence(Assignment):
     """
 
     law: Law = "root"
-    bandwidth: float | None = None
-    min_rows: int = 32
-    chunk: int = 2048
-    ring: int = 2
-    buffer_mib: int = 32
+    bandwidth: float | None = option(None, low=0, above=True)
+    min_rows: int = option(32, low=1, searched=(1, 512), scale="log")
+    chunk: int = option(2048, low=1, searched=(256, 8192), scale="log")
+    ring: int = option(2, low=0, searched=(0, 8))
+    buffer_mib: int = option(32, low=0, searched=(8, 512), scale="log")
 
     uses_host = True
     reads_scores = False
 
     def __post_init__(self) -> None:
-        require_at_least("assign", self, min_rows=1, chunk=1, ring=0, buffer_mib=0)
-        if self.bandwidth is not None:
-            require_above_zero("assign", self, "bandwidth")
+        super().__post_init__()
         #: By layer, experts that were given up although their slots still hold them.
         self.demoted: Mapping[int, Iterable[int]] = {}
 
@@ -447,14 +438,11 @@ class HitSweep(_ByRow):
         chunk: most rows of a forward pass in prefill.
     """
 
-    interval: int = 128
-    most: int = 64
-    ratio: float = 2.0
-    floor: float = 8.0
-    chunk: int = 2048
-
-    def __post_init__(self) -> None:
-        require_at_least("admit", self, interval=1, most=0, ratio=0, floor=0, chunk=1)
+    interval: int = option(128, low=1, searched=(16, 1024), scale="log")
+    most: int = option(64, low=0, searched=(1, 512), scale="log")
+    ratio: float = option(2.0, low=0, searched=(1, 8))
+    floor: float = option(8.0, low=0, searched=(1, 64), scale="log")
+    chunk: int = option(2048, low=1)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set all hits and the counter of forward passes to zero."""
@@ -494,17 +482,15 @@ class PromoteOnMiss(_ByRow):
         chunk: most rows of a forward pass in prefill.
     """
 
-    spares: int = 4
-    most: int = 6
-    ratio: float = 1.5
-    decay: float = 0.98
-    min_rows: int = 32
-    chunk: int = 2048
+    spares: int = option(4, low=1, searched=(1, 16), scale="log")
+    most: int = option(6, low=0, searched=(1, 64), scale="log")
+    ratio: float = option(1.5, low=0, searched=(1, 8))
+    decay: float = option(0.98, low=0, high=1, above=True, searched=(0.8, 1.0))
+    min_rows: int = option(32, low=1, searched=(1, 512), scale="log")
+    chunk: int = option(2048, low=1)
 
     def __post_init__(self) -> None:
-        require_at_least("admit", self, spares=1, most=0, ratio=0, min_rows=1, chunk=1)
-        if not 0 < self.decay <= 1:
-            raise UsageError(f"admit.decay is {self.decay}; allowed: above 0 to 1")
+        super().__post_init__()
         #: A policy that has slots of its own, which the system sets.
         self.beside: Policy | None = None
 

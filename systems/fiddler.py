@@ -44,10 +44,12 @@ from itertools import accumulate, product
 from typing import Literal, NamedTuple
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, split
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
+from moebench.substrate.machines.timeline import COSTS_KEPT
 from moebench.systems.policies.evict import OnePlaceholder
-from moebench.systems.policies.latency import check_history, host_ns_per_token, mean_of_last
+from moebench.systems.policies.latency import host_ns_per_token, mean_of_last
 from moebench.systems.policies.place import PlacePopular
 from moebench.systems.policies.prefetch import NoPrefetch
 from moebench.systems.policies.route import ExactRouting
@@ -113,14 +115,11 @@ class LoadOrCompute(Assignment):
         history: how many past durations of each kind are averaged.
     """
 
-    minimise: Objective = "max"
-    history: int = 10
+    minimise: Objective = option("max", searched=True)
+    history: int = option(10, low=1, high=COSTS_KEPT, searched=(1, COSTS_KEPT), scale="log")
 
     reads_scores = False
     uses_host = True
-
-    def __post_init__(self) -> None:
-        check_history(self.history)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Divide the layer by the mean times of the last operations, in both phases."""

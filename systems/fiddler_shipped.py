@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moebench.substrate.engine.decisions import Active, LayerView, Plan
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.fiddler import Fiddler, Latency, Objective, divided
-from moebench.systems.policies.checks import require_above_zero
 
 #: The code's constants for the time of a token on the host and of a copy, without a unit.
 TOKEN_COST, LOAD_COST = 7.0, 70.0
@@ -42,15 +42,12 @@ class LoadOrComputeAsShipped(Assignment):
         token_cost, load_cost: cost of a token on the host, and of a copied expert.
     """
 
-    minimise: Objective = "sum"
-    token_cost: float = TOKEN_COST
-    load_cost: float = LOAD_COST
+    minimise: Objective = option("sum", searched=True)
+    token_cost: float = option(TOKEN_COST, low=0, above=True)
+    load_cost: float = option(LOAD_COST, low=0, above=True)
 
     reads_scores = False
     uses_host = True
-
-    def __post_init__(self) -> None:
-        require_above_zero("assign", self, "token_cost", "load_cost")
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Divide the layer by the constant costs, in both phases."""

@@ -62,6 +62,7 @@ from moebench.substrate.engine.decisions import (
     best_scores,
     fetches,
 )
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
@@ -79,7 +80,7 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Learnt, RoutedSequence
 from moebench.systems.learn.map_store import MapStore, shares, unit
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, require_learnt_for
+from moebench.systems.policies.checks import require_learnt_for
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.route import ExactRouting
@@ -196,15 +197,15 @@ class MatchedMaps(Prefetching):
         capacity: C, the most maps in the store.
     """
 
-    distance: int = 3
-    capacity: int = 1000
+    distance: int = option(3, low=1, searched=(1, 8))
+    capacity: int = option(1000, low=1, high=10_000, searched=(100, 10_000), scale="log")
 
     calibrates: ClassVar[bool] = True
     learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores", "embedding"})
     reads_embedding: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_at_least("prefetch", self, distance=1, capacity=1)
+        super().__post_init__()
         self._filled: MapStore | None = None
         self._iterations = 0
         self._width = 0

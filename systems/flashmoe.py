@@ -46,6 +46,7 @@ from typing import ClassVar
 import numpy as np
 
 from moebench.substrate.engine.decisions import LayerView, Prompts
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
@@ -54,7 +55,7 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.learn import eviction_network
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, require_learnt_for
+from moebench.systems.policies.checks import require_learnt_for
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -79,19 +80,16 @@ class LearnedEviction(Eviction):
     """
 
     trace: str = ""
-    tokens: int = 65_536
-    hidden: int = 128
-    epochs: int = 200
-    cached: int = 0
-    seed: int = 0
+    tokens: int = option(65_536, low=1)
+    hidden: int = option(128, low=2, high=8192)
+    epochs: int = option(200, low=1, high=100_000)
+    cached: int = option(0, low=0)
+    seed: int = option(0, low=0)
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 512  # §3.2
     quick: ClassVar[Mapping[str, str]] = {"hidden": "4", "epochs": "1"}
     reads_scores = False  # `observe` reads chosen experts only
-
-    def __post_init__(self) -> None:
-        require_at_least("evict", self, tokens=1, hidden=2, epochs=1, cached=0)
 
     @property
     def calibration_trace(self) -> str:  # type: ignore[override]
@@ -190,5 +188,5 @@ class FlashMoE(System):
     assign: Assignment = field(default_factory=LoadAll)
     prefetch: Prefetching = field(default_factory=NoPrefetch)
     evict: Eviction = field(default_factory=LearnedEviction)
-    scope: Scope = "layer"
+    scope: Scope = option("layer", searched=True)
     parallel_reads: bool = False

@@ -56,6 +56,7 @@ from itertools import accumulate
 from typing import Literal
 
 from moebench.substrate.engine.decisions import Fetch
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
@@ -67,7 +68,6 @@ from moebench.systems.deepspeed import everywhere
 from moebench.systems.flexgen_policy import T4, Work, solve
 from moebench.systems.moesys import WholeLayer
 from moebench.systems.policies.assign import LoadForOneUse
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import last_ids
 from moebench.systems.policies.route import ExactRouting
@@ -148,6 +148,7 @@ class StaticShare(Placement):
     """Base of placements that keep the same share of every layer on the GPU."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         #: How many experts of each layer fit, as far as `homes` has found out.
         self._fits = 0
 
@@ -219,9 +220,9 @@ class ByPercent(StaticShare):
             GPU has the largest share that fits.
     """
 
-    gpu: float | None = None
-    cpu: float | None = None
-    disk: float | None = None
+    gpu: float | None = option(None, low=0, high=100, searched=(0, 100))
+    cpu: float | None = option(None, low=0, high=100)
+    disk: float | None = option(None, low=0, high=100, needs=("disk",))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,14 +259,13 @@ class ByLinearProgram(StaticShare):
         batches: micro-batches that share a copy of a layer (``--num-gpu-batches``).
     """
 
-    prompt: int = 512
-    new_tokens: int = 32
-    micro: int = 1
-    batches: int = 1
+    prompt: int = option(512, low=1)
+    new_tokens: int = option(32, low=2)
+    micro: int = option(1, low=1, searched=(1, 64), scale="log")
+    batches: int = option(1, low=1, searched=(1, 64), scale="log")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least("place", self, prompt=1, new_tokens=2, micro=1, batches=1)
         self._solved: float | None = None
 
     @property

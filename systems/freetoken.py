@@ -68,16 +68,16 @@ from moebench.substrate.engine.decisions import (
     fetches,
     split,
 )
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import BudgetError, UsageError
-from moebench.substrate.machines.timeline import Costs
+from moebench.substrate.errors import BudgetError
+from moebench.substrate.machines.timeline import COSTS_KEPT, Costs
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import pools
-from moebench.systems.policies.latency import check_history, mean_of_last
+from moebench.systems.policies.latency import mean_of_last
 from moebench.systems.policies.place import PlaceByPopularity, PlaceNothing
 from moebench.systems.policies.route import ExactRouting
 
@@ -272,7 +272,9 @@ class SlotPools(PlaceByPopularity):
             uses of experts in a ``profile``.
     """
 
-    pools: Literal["unified", "equal", "profile"] = "unified"
+    pools: Literal["unified", "equal", "profile"] = option(
+        "unified", searched=True, needs=("texts",)
+    )
 
     @property
     def calibrates(self) -> bool:  # type: ignore[override]
@@ -310,18 +312,12 @@ class _Split(Assignment):
         history: how many past durations of each kind are averaged.
     """
 
-    mode: Mode = "auto"
-    max_fetch: int = -1
-    phi: float | None = None
-    history: int = 10
+    mode: Mode = option("auto", searched=True, needs=("host",))
+    max_fetch: int = option(-1, low=-1, searched=(0, 16))
+    phi: float | None = option(None, low=0, high=1, searched=(0, 1))
+    history: int = option(10, low=1, high=COSTS_KEPT, searched=(1, COSTS_KEPT), scale="log")
 
     reads_scores = False
-
-    def __post_init__(self) -> None:
-        require_at_least("assign", self, max_fetch=-1)
-        check_history(self.history)
-        if self.phi is not None and not 0 <= self.phi <= 1:
-            raise UsageError(f"assign.phi is {self.phi}; allowed: 0 to 1, or null")
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set the clock to 0 and forget all recency; refuse slots for less than a layer."""
@@ -410,7 +406,7 @@ class BandwidthSplit(_Split):
             probability of the fraction, ``prefer-fetch`` up.
     """
 
-    rounding: Rounding = "min-wait"
+    rounding: Rounding = option("min-wait", searched=True)
 
     @property
     def uses_host(self) -> bool:  # type: ignore[override]
@@ -470,7 +466,7 @@ class TwoBuffers(Prefetching):
         overlap: whether prefill has two buffers; with one, a layer is copied after its gate.
     """
 
-    overlap: bool = True
+    overlap: bool = option(True, searched=True)
 
     discipline = "committed"
     reads_scores = False
@@ -565,12 +561,9 @@ class OldestCall(Eviction):
         buffers: how many layers the first slots of a shared pool hold in prefill.
     """
 
-    buffers: int = 2
+    buffers: int = option(2, low=1, searched=(1, 4))
 
     reads_scores = False
-
-    def __post_init__(self) -> None:
-        require_at_least("evict", self, buffers=1)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Empty all pools, and set the clock to 0."""

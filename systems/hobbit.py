@@ -75,6 +75,7 @@ from moebench.substrate.engine.decisions import (
     Prompts,
     Routed,
 )
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
@@ -83,7 +84,6 @@ from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.memory.residency import Whereabouts
 from moebench.substrate.models.shape import Form, ModelShape
 from moebench.substrate.terms import Ids, Scores
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.predict import NextGatesOnNormed
 
@@ -133,12 +133,6 @@ def levels(ids_TK: Ids, scores_TE: Scores, t1: float, t2: float) -> dict[int, in
     return {e: level(s, t1, t2) for e, s in least_unimportance(ids_TK, scores_TE).items()}
 
 
-def check_share(option: str, value: float) -> None:
-    """Raise `UsageError` if a threshold is not between 0 and 1."""
-    if not 0 <= value <= 1:
-        raise UsageError(f"{option} is {value}; allowed: 0 to 1")
-
-
 # ----------------------------------------------------------------------------- loading (§3.2)
 
 
@@ -150,10 +144,7 @@ class SkipMissing(Routing):
         t2: T2; 1 skips none.
     """
 
-    t2: float = T2
-
-    def __post_init__(self) -> None:
-        check_share("route.t2", self.t2)
+    t2: float = option(T2, low=0, high=1, searched=(0, 1))
 
     def lossless_at(self, alpha: float) -> bool:
         """Return whether no expert is ever skipped."""
@@ -198,10 +189,7 @@ class LoadByPrecision(Assignment):
         t1: T1; 1 loads every expert whole.
     """
 
-    t1: float = T1
-
-    def __post_init__(self) -> None:
-        check_share("assign.t1", self.t1)
+    t1: float = option(T1, low=0, high=1, searched=(0, 1))
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Return a plan that loads experts from the most to the least important."""
@@ -249,13 +237,13 @@ class StackedGates(Prefetching):
         prefill: also predict in prefill.
     """
 
-    layers: int = 2
-    prefill: bool = True
+    layers: int = option(2, low=1, searched=(1, 8))
+    prefill: bool = option(True, searched=True)
 
     reads_scores = False
 
     def __post_init__(self) -> None:
-        require_at_least("prefetch", self, layers=1)
+        super().__post_init__()
         self._t1, self._t2 = 1.0, 1.0
 
     def beside(self, route: Routing, assign: Assignment) -> None:
@@ -332,16 +320,16 @@ class Multidimensional(Eviction):
         mask: evict predicted experts only where no other one can leave.
     """
 
-    lru: float = 1.0
-    lfu: float = 1.0
-    lhu: float = 1.0
-    fld: float = 1.0
-    mask: bool = True
+    lru: float = option(1.0, low=0, searched=(0, 4))
+    lfu: float = option(1.0, low=0, searched=(0, 4))
+    lhu: float = option(1.0, low=0, searched=(0, 4))
+    fld: float = option(1.0, low=0, searched=(0, 4))
+    mask: bool = option(True, searched=True)
 
     takes_forms = True
 
     def __post_init__(self) -> None:
-        require_at_least("evict", self, lru=0, lfu=0, lhu=0, fld=0)
+        super().__post_init__()
         if not sum(self.weights) > 0:
             raise UsageError("evict.lru, lfu, lhu and fld are 0; allowed: at least one above 0")
 

@@ -54,14 +54,14 @@ import numpy as np
 
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import Active, Fetch, Forecast, LayerView, Plan, fetches
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.timeline import COSTS_KEPT
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import least
-from moebench.systems.policies.latency import SAME_NS, check_history
+from moebench.systems.policies.latency import SAME_NS
 from moebench.systems.policies.makespan import Times, measured, schedule
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.predict import NextGates
@@ -79,13 +79,10 @@ class MakespanSchedule(Assignment):
         fill: also load experts that the CPU computes, after those that the GPU needs.
     """
 
-    history: int = 10
-    fill: bool = False
+    history: int = option(10, low=1, high=COSTS_KEPT, searched=(1, COSTS_KEPT), scale="log")
+    fill: bool = option(False, searched=True)
 
     uses_host = True
-
-    def __post_init__(self) -> None:
-        check_history(self.history)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Plan the layer by the queues of the simulated schedule, in their order."""
@@ -121,18 +118,14 @@ class ImpactDriven(Prefetching):
         prefill: also predict in prefill.
     """
 
-    layers: int = 3
-    experts: int = 0
-    history: int = 10
-    prefill: bool = False
+    layers: int = option(3, low=1, searched=(1, 8))
+    experts: int = option(0, low=0, searched=(1, 16), scale="log")
+    history: int = option(10, low=1, high=COSTS_KEPT, searched=(1, COSTS_KEPT), scale="log")
+    prefill: bool = option(False, searched=True)
 
     reads_scores = False
 
     needs_host = True  # it plays the schedule on, whose host times it needs
-
-    def __post_init__(self) -> None:
-        require_at_least("prefetch", self, layers=1, experts=0)
-        check_history(self.history, "prefetch.history")
 
     @property
     def predictor(self) -> NextGates:
@@ -251,14 +244,8 @@ class MinusRecentScore(Eviction):
         top: p, how many of a gate's scores are used; 0 is twice the model's top-k.
     """
 
-    smoothing: float = 0.5
-    top: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.smoothing <= 1:
-            raise UsageError(f"evict.smoothing is {self.smoothing}; allowed: above 0 to 1")
-        if self.top < 0:
-            raise UsageError(f"evict.top is {self.top}; allowed: 0 (twice the top-k) or more")
+    smoothing: float = option(0.5, low=0, high=1, above=True, searched=(0.05, 1.0))
+    top: int = option(0, low=0, searched=(1, 64), scale="log")
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin with S = 0 for every expert."""
@@ -286,5 +273,5 @@ class HybriMoE(System):
     assign: Assignment = field(default_factory=MakespanSchedule)
     prefetch: Prefetching = field(default_factory=ImpactDriven)
     evict: Eviction = field(default_factory=MinusRecentScore)
-    scope: Scope = "layer"
+    scope: Scope = option("layer", searched=True)
     host_kernels: HostKernels = "fused"  # its code is kTransformers' with llama.cpp's kernels

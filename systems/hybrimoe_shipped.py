@@ -58,12 +58,12 @@ from moebench.substrate.engine.decisions import (
     fetches,
     split,
 )
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Prefetching
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.hybrimoe import HybriMoE, RecentScores
-from moebench.systems.policies.checks import require_at_least
 
 #: The code's constants, without a unit: a token on the CPU, the extra cost of a layer's first
 #: expert there, an expert on the GPU, and a copy to the GPU.
@@ -124,16 +124,13 @@ class TwoEnded(Assignment):
         gpu_cost, move_cost: cost of an expert on the GPU, and of its copy to it.
     """
 
-    token_cost: float = TOKEN_COST
-    first_cost: float = FIRST_COST
-    gpu_cost: float = GPU_COST
-    move_cost: float = MOVE_COST
+    token_cost: float = option(TOKEN_COST, low=0)
+    first_cost: float = option(FIRST_COST, low=0)
+    gpu_cost: float = option(GPU_COST, low=0)
+    move_cost: float = option(MOVE_COST, low=0)
 
     reads_scores = False
     uses_host = True
-
-    def __post_init__(self) -> None:
-        require_at_least("assign", self, token_cost=0, first_cost=0, gpu_cost=0, move_cost=0)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Divide one row's experts by `two_ended`; for several rows, load all absent experts."""
@@ -159,13 +156,10 @@ class AfterNext(Prefetching):
     `LowestOfItsLayer`, with and without ``as_coded``.
     """
 
-    size: int = 0
+    size: int = option(0, low=0, searched=(0, 8))
     as_coded: bool = True
 
     discipline = "committed"
-
-    def __post_init__(self) -> None:
-        require_at_least("prefetch", self, size=0)
 
     @property
     def reads_scores(self) -> bool:  # type: ignore[override]
@@ -283,7 +277,7 @@ class ShippedHybriMoE(HybriMoE):
     assign: Assignment = field(default_factory=TwoEnded)
     prefetch: Prefetching = field(default_factory=AfterNext)
     evict: Eviction = field(default_factory=LowestOfItsLayer)
-    scope: Scope = "global"
+    scope: Scope = option("global", searched=True)
     pinned_copies: bool | None = True
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:

@@ -61,13 +61,13 @@ import numpy as np
 
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import Active, LayerView, Plan
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.ktransformers import Hybrid, staged
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import PlaceByPopularity
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -175,13 +175,8 @@ class Strategy(Placement):
         per_layer: N over the MoE layers.  Without both, N is as many as fit.
     """
 
-    ratio: float | None = None
-    per_layer: int | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least("place", self, per_layer=0)
-        if self.ratio is not None and not 0 <= self.ratio <= 1:
-            raise UsageError(f"place.ratio is {self.ratio}; allowed: 0 to 1, or null")
+    ratio: float | None = option(None, low=0, high=1, searched=(0, 1))
+    per_layer: int | None = option(None, low=0)
 
     def wanted(self, shape: ModelShape) -> int | None:
         """Return N as the options give it, at most all experts; None is as many as fit."""
@@ -238,12 +233,7 @@ class PlaceFrontLoading(Strategy):
 class PlaceShuffled(Strategy):
     """Places the first N experts of all MoE layers in the order of torch.randperm, seed 42."""
 
-    seed: int = SEED
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.seed < 1 << 32:
-            raise UsageError(f"place.seed is {self.seed}; allowed: 0 to {(1 << 32) - 1}")
+    seed: int = option(SEED, low=0, high=2**32 - 1)
 
     def chosen(self, shape: ModelShape, n: int) -> list[tuple[int, int]]:
         """Return the first n pairs of the shuffled ones."""
@@ -254,10 +244,6 @@ class PlaceShuffled(Strategy):
 @dataclass(kw_only=True)
 class PlaceByFrequency(Strategy, PlaceByPopularity):
     """Places the N most activated experts of a table of counts, over all layers at once."""
-
-    def __post_init__(self) -> None:
-        Strategy.__post_init__(self)
-        PlaceByPopularity.__post_init__(self)
 
     def chosen(self, shape: ModelShape, n: int) -> list[tuple[int, int]]:
         """Return the MoE layers' experts among the n largest counts of the table."""
@@ -280,12 +266,13 @@ class ChunkedHybrid(Hybrid):
         chunk: most tokens of a forward pass in prefill.
     """
 
-    threshold: int = 0
-    chunk: int = 16384
+    threshold: int = option(0, low=0, searched=(256, 8192), scale="log")
+    chunk: int = option(16384, low=1, searched=(256, 16_384), scale="log")
 
     def __post_init__(self) -> None:
+        # Not that of `Hybrid`: here ``update`` without a threshold is allowed, and does nothing.
+        Assignment.__post_init__(self)
         self._expected = sys.maxsize
-        require_at_least("assign", self, defer=0, threshold=0, chunk=1)
 
     @property
     def stages(self) -> bool:

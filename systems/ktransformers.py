@@ -63,6 +63,7 @@ import numpy as np
 
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
@@ -99,18 +100,16 @@ class Hybrid(Assignment):
         update: make the most used experts of a layer-wise prefill the residents.
     """
 
-    defer: int = 0
-    threshold: int = THRESHOLD
-    update: bool = False
+    defer: int = option(0, low=0, searched=(0, 8))
+    threshold: int = option(THRESHOLD, low=0, searched=(64, 8192), scale="log")
+    update: bool = option(False, searched=True)
 
     reads_scores = False
     uses_host = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._expected = sys.maxsize
-        for option in ("defer", "threshold"):
-            if (given := getattr(self, option)) < 0:
-                raise UsageError(f"assign.{option} is {given}; allowed: 0 (none) or more")
         if self.update and not self.threshold:
             raise UsageError(
                 "assign.update=true counts in layer-wise prefill, which assign.threshold=0 "

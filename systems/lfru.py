@@ -65,12 +65,12 @@ from moebench.substrate.engine.decisions import (
     fetches,
     split,
 )
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict_engines import LFRU
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.predict import NextGatesOnNormed
@@ -121,15 +121,15 @@ class Fate(Prefetching):
         ahead: the farthest layer for which the previous token's experts are fetched; 1 is the next.
     """
 
-    experts: int = 0
-    adaptive: bool = True
-    ahead: int = 3
+    experts: int = option(0, low=0, searched=(1, 16), scale="log")
+    adaptive: bool = option(True, searched=True)
+    ahead: int = option(3, low=1, searched=(1, 8))
 
     reads_scores = False
     discipline = "committed"
 
     def __post_init__(self) -> None:
-        require_at_least("prefetch", self, experts=0, ahead=1)
+        super().__post_init__()
         #: The experts of each layer, best first, as the latest decoded token has used them.
         self._latest: dict[int, list[int]] = {}
         self._predictor = RouterAhead(known=self._latest if self.adaptive else {})
@@ -173,4 +173,4 @@ class LFRUCache(System):
     assign: Assignment = field(default_factory=LoadAll)
     prefetch: Prefetching = field(default_factory=NoPrefetch)
     evict: Eviction = field(default_factory=LFRU)
-    scope: Scope = "layer"
+    scope: Scope = option("layer", searched=True)

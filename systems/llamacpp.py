@@ -50,13 +50,13 @@ from typing import ClassVar
 
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.errors import BudgetError
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import experts_of
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -120,13 +120,12 @@ class StaticSplit(Split):
     Option ``n`` is N of llama.cpp's command-line ``flag``; None is the best that fits.
     """
 
-    n: int | None = None
+    n: int | None = option(None, low=0, searched=(0, 64))
 
     flag: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if self.n is not None and self.n < 0:
-            raise UsageError(f"place.n is {self.n}; allowed: 0 or more, or null for the best")
+        super().__post_init__()
         #: The first layer whose experts are on the device, set by `homes`.
         self.first = 0
 
@@ -211,14 +210,11 @@ class HostOrCopy(Assignment):
         micro_batch: most rows that are computed at a time (-ub).
     """
 
-    min_batch: int = 32
-    micro_batch: int = 512
+    min_batch: int = option(32, low=1, searched=(1, 512), scale="log")
+    micro_batch: int = option(512, low=1, searched=(64, 4096), scale="log")
 
     reads_scores = False
     uses_host = True
-
-    def __post_init__(self) -> None:
-        require_at_least("assign", self, min_batch=1, micro_batch=1)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Check whether the device has room for copies."""
@@ -266,14 +262,7 @@ class LlamaCpp(System):
     pinned_copies: bool | None = False
     host_kernels: HostKernels = "fused"
     host_together: bool = True
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(
-                f"threads is {self.threads}; allowed: 1 or more, or null for one for each core"
-            )
+    threads: int | None = option(None, low=1, searched=(1, 64), scale="log")
 
     def most_slots(self, shape: ModelShape) -> int | None:
         """Return the most experts that the placement keeps on the device; None is all that fit."""

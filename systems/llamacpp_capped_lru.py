@@ -49,6 +49,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Admission, Assignment, Eviction, Placement
 from moebench.substrate.errors import BudgetError
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
@@ -57,7 +58,6 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase
 from moebench.systems.llamacpp import HostOrCopy, LlamaCpp, Split, shared_staging, staging
 from moebench.systems.llamacpp_moe_cache import ServedEviction, rows_of_node
-from moebench.systems.policies.checks import require_at_least
 
 #: Most tokens of a step that is served and counted.
 MOST_TOKENS = 4
@@ -104,10 +104,10 @@ class LayerSlots(Split):
         n: N; None is the most that fit.
     """
 
-    n: int | None = None
+    n: int | None = option(None, low=0, searched=(1, 128), scale="log")
 
     def __post_init__(self) -> None:
-        require_at_least("place", self, n=0)
+        super().__post_init__()
         #: N, once `homes` was called.
         self.share: int | None = None
 
@@ -152,11 +152,10 @@ class PublishedCopies(HostOrCopy):
         max_batch: most tokens of a pass that the cache serves.
     """
 
-    max_batch: int = MOST_TOKENS
+    max_batch: int = option(MOST_TOKENS, low=1, searched=(1, 64), scale="log")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least("assign", self, max_batch=1)
         #: Keys of published experts, which the system sets; None is every resident.
         self.published: Container[int] | None = None
 
@@ -189,13 +188,13 @@ class Capped(Admission):
         max_batch: most tokens of a pass that counts.
     """
 
-    uploads_per_layer: int = 2
-    max_batch: int = MOST_TOKENS
+    uploads_per_layer: int = option(2, low=0, searched=(1, 16), scale="log")
+    max_batch: int = option(MOST_TOKENS, low=1, searched=(1, 64), scale="log")
 
     reads_scores = False
 
     def __post_init__(self) -> None:
-        require_at_least("admit", self, uploads_per_layer=0, max_batch=1)
+        super().__post_init__()
         #: Returns a layer's complete experts, least recently used first, and its free slots.  The
         #: system sets it; None leaves victims to the eviction.
         self.slots_of: Callable[[int], tuple[list[int], int]] | None = None
@@ -251,12 +250,9 @@ class LayerLRU(ServedEviction):
         n: N; None is an equal share of the slots.
     """
 
-    n: int | None = None
+    n: int | None = option(None, low=0)
 
     needs_host = True
-
-    def __post_init__(self) -> None:
-        require_at_least("evict", self, n=0)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Create an empty order for each layer."""

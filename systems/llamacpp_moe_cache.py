@@ -61,12 +61,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, fetches
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Admission, Assignment, Eviction, Placement
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.llamacpp import HostOrCopy, LlamaCpp, Split, shared_staging, staging
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import pools
 
 MIB = 2**20
@@ -222,11 +222,11 @@ class CacheSlots(Split):
         budget: the most MiB of slots; None is all that is free.
     """
 
-    reserve: int = 3072
-    budget: int | None = None
+    reserve: int = option(3072, low=0, searched=(256, 8192), scale="log")
+    budget: int | None = option(None, low=1)
 
     def __post_init__(self) -> None:
-        require_at_least("place", self, reserve=0, budget=1)
+        super().__post_init__()
         self._slots: int | None = None
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
@@ -263,12 +263,8 @@ class BesideHost(HostOrCopy):
         host_rows: rows that the host gets back where all are hits; None is by the matrices' bytes.
     """
 
-    max_batch: int = MOST_TOKENS
-    host_rows: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("assign", self, max_batch=1, host_rows=0)
+    max_batch: int = option(MOST_TOKENS, low=1, searched=(1, 64), scale="log")
+    host_rows: int | None = option(None, low=0, searched=(0, 8))
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Keep the bytes of a matrix."""
@@ -326,17 +322,12 @@ class _Counting(_OfCache):
         max_batch: most tokens of a node that counts.
     """
 
-    inserts: int = 8
-    jobs: int = 128
-    queue_mib: int | None = 512
-    min_kib: int | None = None
-    least_slots: int = 64
-    max_batch: int = MOST_TOKENS
-
-    def __post_init__(self) -> None:
-        require_at_least(
-            "admit", self, inserts=1, jobs=1, queue_mib=1, min_kib=0, least_slots=1, max_batch=1
-        )
+    inserts: int = option(8, low=1, searched=(1, 64), scale="log")
+    jobs: int = option(128, low=1, searched=(16, 1024), scale="log")
+    queue_mib: int | None = option(512, low=1, searched=(64, 4096), scale="log")
+    min_kib: int | None = option(None, low=0)
+    least_slots: int = option(64, low=1)
+    max_batch: int = option(MOST_TOKENS, low=1, searched=(1, 64), scale="log")
 
     @property
     def _least_bytes(self) -> int:
@@ -388,12 +379,8 @@ class MissCounts(_Counting):
     """
 
     mode: Literal["on", "auto"] = "on"
-    admit_after: int | None = None
-    readmit_after: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("admit", self, admit_after=1, readmit_after=1)
+    admit_after: int | None = option(None, low=1, searched=(1, 16), scale="log")
+    readmit_after: int = option(8, low=1, searched=(1, 64), scale="log")
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set all counts to zero."""
@@ -429,14 +416,10 @@ class EveryNth(_Counting):
         every: of so many misses of the device, the last one is queued if no slot is free.
     """
 
-    jobs: int = 512
-    queue_mib: int | None = None
-    max_batch: int = 1
-    every: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("admit", self, every=1)
+    jobs: int = option(512, low=1, searched=(16, 1024), scale="log")
+    queue_mib: int | None = option(None, low=1, searched=(64, 4096), scale="log")
+    max_batch: int = option(1, low=1, searched=(1, 64), scale="log")
+    every: int = option(8, low=1, searched=(1, 64), scale="log")
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set the number of misses to zero."""
@@ -531,10 +514,7 @@ class Heat(RowLRU):
         hot: most hits of an expert that is not protected.
     """
 
-    hot: int = 4
-
-    def __post_init__(self) -> None:
-        require_at_least("evict", self, hot=0)
+    hot: int = option(4, low=0, searched=(0, 16))
 
     @property
     def _most_hits(self) -> int | None:

@@ -50,12 +50,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
+from moebench.substrate.engine.options import option
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.llamacpp import Split, staging
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.place import experts_of
 
 MIB = 2**20
@@ -226,11 +226,11 @@ class Fit(ByMatrix):
             model's own, shrunk until all weights fit, but not below 4,096 tokens.
     """
 
-    margin: int = 1024
+    margin: int = option(1024, low=0, searched=(128, 8192), scale="log")
     context: Literal["run", "unset"] = "run"
 
     def __post_init__(self) -> None:
-        require_at_least("place", self, margin=0)
+        super().__post_init__()
         self._split, self._tokens = FitSplit(0, 0), 0
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
@@ -306,6 +306,7 @@ class Override(ByMatrix):
     host: str = r"\.ffn_(up|down|gate_up|gate)_(ch|)exps"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         said, allowed = f"place.host={self.host}", r"such as blk\.(1[0-9])\.ffn_.*_exps"
         text = self.host.removesuffix("=CPU")
         if not text:

@@ -62,6 +62,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, Prompts
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
@@ -77,7 +78,7 @@ from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, require_learnt_for
+from moebench.systems.policies.checks import require_learnt_for
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.route import ExactRouting
@@ -239,18 +240,18 @@ class MatchedPrefetch(Prefetching):
         budget: absent experts requested in each layer; 0 is all.
     """
 
-    match: Literal["iteration", "request"] = "iteration"
-    entries: int = 1
-    capacity: int = 120
+    match: Literal["iteration", "request"] = option("iteration", searched=True)
+    entries: int = option(1, low=1, searched=(1, 16), scale="log")
+    capacity: int = option(120, low=1, high=10_000, searched=(16, 2048), scale="log")
     decay: Literal["L", "L+1"] = "L"
-    budget: int = 8
+    budget: int = option(8, low=0, searched=(1, 64), scale="log")
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 120
     reads_scores = False  # `observe` reads chosen experts only
 
     def __post_init__(self) -> None:
-        require_at_least("prefetch", self, entries=1, capacity=1, budget=0)
+        super().__post_init__()
         self._calibrated: list[np.ndarray] = []
 
     @property
@@ -320,10 +321,7 @@ class ActivationAware(Eviction):
     ``epsilon`` is ε, which orders experts with p = 0: those of later layers are evicted first.
     """
 
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        require_at_least("evict", self, epsilon=0)
+    epsilon: float = option(1e-8, low=0)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin without a prediction and without used experts."""

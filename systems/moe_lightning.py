@@ -56,6 +56,7 @@ from typing import Literal
 from moebench.substrate.analysis.roofline import Policy, Sizes, Texts, device_need
 from moebench.substrate.analysis.roofline_inputs import plain_sizes
 from moebench.substrate.engine.decisions import Fetch, Prompts
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
@@ -65,7 +66,6 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.systems.flexgen import most_resident, slots_of
 from moebench.systems.moesys import WholeLayer
 from moebench.systems.policies.assign import LoadForOneUse
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.route import ExactRouting
 
@@ -135,13 +135,11 @@ class ShareOfEachLayer(Placement):
         micro: μ, requests of a micro-batch; None is the largest that fits, see the module.
     """
 
-    resident: float | None = None
-    micro: int | None = None
+    resident: float | None = option(None, low=0, high=1, searched=(0, 1))
+    micro: int | None = option(None, low=1, searched=(1, 64), scale="log")
 
     def __post_init__(self) -> None:
-        require_at_least("place", self, resident=0, micro=1)
-        if self.resident is not None and self.resident > 1:
-            raise UsageError(f"place.resident is {self.resident}; allowed: 0 to 1")
+        super().__post_init__()
         self.texts, self._prompt, self._found = 1, 0, 1
 
     def expect(self, prompt_tokens: int, texts: int = 1) -> None:
@@ -186,14 +184,13 @@ class InMicroBatches(LoadForOneUse):
         cache_tokens: prompt tokens that a micro-batch's cache has room for; None is any number.
     """
 
-    experts: Literal["family", "all", "active"] = "all"
-    cache_tokens: int | None = None
+    experts: Literal["family", "all", "active"] = option("all", searched=True)
+    cache_tokens: int | None = option(None, low=1)
 
     divides = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least("assign", self, cache_tokens=1)
         #: The placement that chose μ; None leaves two micro-batches, or one for a single request.
         self.policy: ShareOfEachLayer | None = None
 
@@ -226,8 +223,8 @@ class PagedLayers(WholeLayer):
             that are page-locked from the start, as FlexGen's.
     """
 
-    paged: bool = True
-    staged: bool = True
+    paged: bool = option(True, searched=True)
+    staged: bool = option(True, searched=True)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set up the ring, and reserve its slots."""

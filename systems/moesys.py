@@ -39,6 +39,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
@@ -46,7 +47,6 @@ from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import FirstInFirstOut
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.route import ExactRouting
@@ -61,13 +61,10 @@ class WholeLayer(Prefetching):
     is kept after its layer, unless there are buffers for all layers.
     """
 
-    buffers: int = 2
+    buffers: int = option(2, low=1, searched=(1, 8))
 
     discipline = "committed"
     reads_scores = False
-
-    def __post_init__(self) -> None:
-        require_at_least("prefetch", self, buffers=1)
 
     def slots(self, shape: ModelShape) -> int:
         """Return the number of experts that the buffers hold."""

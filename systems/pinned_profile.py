@@ -41,13 +41,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Placement
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.llamacpp import LlamaCpp, staging
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.place import PlaceByPopularity, PlacePopular
 
 
@@ -73,11 +73,7 @@ class PinTopOfEachLayer(PlaceByPopularity):
         slots_each: experts of each layer; null is as many as fit.
     """
 
-    slots_each: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("place", self, slots_each=1)
+    slots_each: int | None = option(None, low=1, searched=(1, 128), scale="log")
 
     def _counted(self, text: RoutedSequence) -> np.ndarray:
         """Return the routing of the text's decoded tokens."""

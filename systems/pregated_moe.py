@@ -58,6 +58,7 @@ class FetchChosen(NextExact):
     discipline = "committed"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.keep = False
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:

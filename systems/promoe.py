@@ -52,6 +52,7 @@ from typing import ClassVar
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, Prompts, fetches
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
@@ -61,7 +62,6 @@ from moebench.substrate.engine.policies import (
     Routing,
 )
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.models.protocol import Model
@@ -69,7 +69,7 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Learnt, RoutedSequence
 from moebench.systems.learn.state_mlp import StateMLPOptions, StateMLPs, targets, trained
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, require_learnt_for
+from moebench.systems.policies.checks import require_learnt_for
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.prefetch import ranked
@@ -99,14 +99,14 @@ class StridePrefetch(Prefetching):
         seed: random seed of weights and order.
     """
 
-    stride: int = 2
-    experts: int = 0
-    chunks: int = 3
-    width: int = 1024
-    trained_width: int = 128
-    tokens: int = 4096
-    epochs: int = 30
-    seed: int = 0
+    stride: int = option(2, low=1, searched=(1, 8))
+    experts: int = option(0, low=0, searched=(1, 16), scale="log")
+    chunks: int = option(3, low=1, high=64, searched=(1, 16), scale="log")
+    width: int = option(1024, low=1, high=65_536)
+    trained_width: int = option(128, low=1, high=8192)
+    tokens: int = option(4096, low=4)
+    epochs: int = option(30, low=1, high=100_000)
+    seed: int = option(0, low=0)
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 64  # enough for `tokens`; the paper states no number
@@ -115,11 +115,7 @@ class StridePrefetch(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "prefetch", self, stride=1, experts=0, width=1, trained_width=1, tokens=4, epochs=1
-        )
-        if not 1 <= self.chunks <= 64:
-            raise UsageError(f"prefetch.chunks is {self.chunks}; allowed: 1 to 64")
+        super().__post_init__()
         self._predictor: LearnedStates | None = None
 
     @property
@@ -209,4 +205,4 @@ class ProMoE(System):
     assign: Assignment = field(default_factory=LoadAll)
     prefetch: Prefetching = field(default_factory=StridePrefetch)
     evict: Eviction = field(default_factory=LeastRecentlyUsed)
-    scope: Scope = "layer"
+    scope: Scope = option("layer", searched=True)

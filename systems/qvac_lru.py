@@ -46,13 +46,13 @@ from typing import NamedTuple
 
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, fetches, split
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.llamacpp import no_gguf, staging
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -126,12 +126,9 @@ class CacheOrBypass(Assignment):
         gate: how many times a token's experts the cache must hold; a smaller cache is not used.
     """
 
-    gate: int = 1
+    gate: int = option(1, low=1, searched=(1, 16), scale="log")
 
     reads_scores = False
-
-    def __post_init__(self) -> None:
-        require_at_least("assign", self, gate=1)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Compute the slots of the cache; none if they do not pass the gate."""

@@ -55,6 +55,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, ForwardPass, LayerView, Prompts, Routed
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.protocol import Op, OpKind
@@ -63,7 +64,7 @@ from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import Ids, Learnt, Phase, RoutedSequence, Scores
 from moebench.systems.learn.hash_function import HashFunction, HashOptions, trained
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, require_learnt_for
+from moebench.systems.policies.checks import require_learnt_for
 from moebench.systems.policies.evict import FirstInFirstOut
 from moebench.systems.policies.place import PlaceNothing
 
@@ -136,9 +137,9 @@ class HashRouting(Routing):
     """
 
     weights: Literal["predicted", "code"] = "predicted"
-    width: int = PAPER_WIDTH
-    epochs: int = 40
-    seed: int = 0
+    width: int = option(PAPER_WIDTH, low=1, high=65_536)
+    epochs: int = option(40, low=1, high=100_000)
+    seed: int = option(0, low=0)
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 64  # the paper has a data set's whole train split
@@ -148,7 +149,7 @@ class HashRouting(Routing):
     quick: ClassVar[Mapping[str, str]] = {"width": "8", "epochs": "1"}
 
     def __post_init__(self) -> None:
-        require_at_least("route", self, width=1, epochs=1, seed=0)
+        super().__post_init__()
         self._network: HashFunction | None = None
         self._weights: dict[int, Scores] = {}
         self._ids: dict[int, Ids] = {}
@@ -245,6 +246,7 @@ class PredictedUnion(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._route: Routing | None = None
 
     def beside(self, route: Routing) -> None:
@@ -311,6 +313,7 @@ class FirstNotPredicted(FirstInFirstOut):
         return self.write_back
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._union: PredictedUnion | None = None
 
     def beside(self, union: PredictedUnion) -> None:

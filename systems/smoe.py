@@ -44,9 +44,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, Routed, fetches
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
 from moebench.systems.policies.assign import Balanced
 from moebench.systems.policies.evict import LowestAverageScore
 from moebench.systems.policies.place import PlaceById
@@ -75,9 +75,9 @@ class ExpertCacheRouter(Routing):
             replaced by experts that other rows use, the one with most rows first.
     """
 
-    pick: Literal["best", "id"] = "best"
+    pick: Literal["best", "id"] = option("best", searched=True)
     weight: Literal["own", "replaced"] = "own"
-    refine: bool = False
+    refine: bool = option(False, searched=True)
 
     has_alpha: ClassVar[bool] = True
 
@@ -174,18 +174,12 @@ class TopScorePrefetch(Prefetching):
             transfer that has begun is not interrupted.
     """
 
-    alpha: float | None = None
-    predict: Literal["layer", "gate"] = "layer"
-    prefill: bool = True
-    chunks: int = 1
+    alpha: float | None = option(None, low=0, high=1, searched=(0, 1))
+    predict: Literal["layer", "gate"] = option("layer", searched=True)
+    prefill: bool = option(True, searched=True)
+    chunks: int = option(1, low=1, high=64, searched=(1, 16), scale="log")
 
     reads_scores = False
-
-    def __post_init__(self) -> None:
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise UsageError(f"prefetch.alpha is {self.alpha}; allowed: 0 to 1")
-        if not 1 <= self.chunks <= 64:
-            raise UsageError(f"prefetch.chunks is {self.chunks}; allowed: 1 to 64")
 
     @property
     def predictor(self) -> NextLayer | NextGates:

@@ -50,6 +50,7 @@ from moebench.substrate.engine.decisions import (
     fetches,
     split,
 )
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.protocol import Op, OpKind, op_of
@@ -193,10 +194,10 @@ class LoadOrder(FirstInFirstOut):
     """
 
     takes_forms = False  # the averages of a window are of one form
-    window: int | None = None
+    window: int | None = option(None, low=0, high=4096, searched=(2, 64), scale="log")
 
     def __post_init__(self) -> None:
-        """Check the window as `LowestAverageScore` does."""
+        super().__post_init__()
         self._scores = None if self.window is None else LowestAverageScore(window=self.window)
 
     @property

@@ -58,6 +58,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, LayerView, Routed
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import (
     Admission,
     Assignment,
@@ -72,7 +73,7 @@ from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Ids, Learnt, Phase, RoutedSequence, Scores
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.checks import require_at_least, require_learnt_for, why_not_in_groups
+from moebench.systems.policies.checks import require_learnt_for, why_not_in_groups
 from moebench.systems.policies.genetic import equal, search
 from moebench.systems.policies.prefetch import NoPrefetch
 
@@ -181,15 +182,15 @@ class ImportantSwaps(Admission):
         inputs: what an input is: ``texts``, a batch of prompts with their answers; or ``passes``.
     """
 
-    importance: Measure = "norms"
-    frequency: int = 1
-    inputs: Literal["texts", "passes"] = "texts"
+    importance: Measure = option("norms", searched=True)
+    frequency: int = option(1, low=1, searched=(1, 64), scale="log")
+    inputs: Literal["texts", "passes"] = option("texts", searched=True)
 
     reads_token_norms = True
     without_weight_norms: ClassVar[str] = WITHOUT_NORMS
 
     def __post_init__(self) -> None:
-        require_at_least("admit", self, frequency=1)
+        super().__post_init__()
         self._norms_LE: np.ndarray | None = None
 
     @property
@@ -279,19 +280,19 @@ class VirtualExperts(Placement):
         population, generations, seed: of the search.
     """
 
-    divide: Literal["planned", "equal"] = "planned"
+    divide: Literal["planned", "equal"] = option("planned", searched=True)
     counts: Sequence[int] = ()
-    limit: int | None = None
-    content: Literal["important", "largest"] = "important"
-    population: int = 64
-    generations: int = 200
-    seed: int = 0
+    limit: int | None = option(None, low=1)
+    content: Literal["important", "largest"] = option("important", searched=True)
+    population: int = option(64, low=2)
+    generations: int = option(200, low=0)
+    seed: int = option(0, low=0)
 
     learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores"})
     without_weight_norms: ClassVar[str] = WITHOUT_NORMS
 
     def __post_init__(self) -> None:
-        require_at_least("place", self, limit=1, population=2, generations=0, seed=0)
+        super().__post_init__()
         if any(n < 0 for n in self.counts):
             raise UsageError(f"place.counts has {min(self.counts)}; allowed: 0 or more each")
         self._measure: Measure = "norms"

@@ -32,7 +32,7 @@ def list_(
         return
     rows = _CATALOGUES[what]()
     if json:
-        console.print_json(rows)
+        console.print_json(_with_space(rows) if what is Listing.policies else rows)
         return
     headers = list(rows[0])
     console.table(what, headers, [[_text(row[h]) for h in headers] for row in rows])
@@ -202,6 +202,18 @@ def _policies() -> list[dict[str, Any]]:
                 {"decision": decision, "name": name, "what": what, "options": " ".join(options)}
             )
     return rows
+
+
+def _with_space(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the policies with what each needs, and its options one by one."""
+    from dataclasses import asdict
+
+    from moebench.systems.space import policies
+
+    return [
+        {**row, "needs": one.needs, "space": [asdict(option) for option in one.dimensions]}
+        for row, one in zip(rows, policies(), strict=True)
+    ]
 
 
 def _models() -> list[dict[str, Any]]:

@@ -25,8 +25,10 @@ class Allowed:
     """The allowed values of an option, and those among which a search chooses.
 
     Attributes:
-        low, high: the least and the largest value; None is no limit.
-        above: whether ``low`` itself is not allowed.
+        low, high: the least and the largest value; None is no limit.  The largest value of an
+            option that decides how much memory a policy takes, or how long it trains, is a thousand
+            times what papers use, or a network that still fits in memory.
+        above, below: whether ``low`` and whether ``high`` itself is not allowed.
         scale: whether values are compared by differences or by ratios.
         searched: whether a search varies the option: over all of its values, or over the numbers
             from one to another.
@@ -36,22 +38,26 @@ class Allowed:
     low: float | None = None
     high: float | None = None
     above: bool = False
+    below: bool = False
     scale: Literal["linear", "log"] = "linear"
     searched: bool | tuple[float, float] = False
     needs: tuple[Need, ...] = ()
 
     def __str__(self) -> str:
+        if self.high is None:
+            if self.low is None:
+                return "any value"
+            return f"above {self.low}" if self.above else f"{self.low} or more"
         if self.low is None:
-            return "any value" if self.high is None else f"{self.high:,} or less"
-        if self.above:
-            return f"above {self.low}" + (f" to {self.high}" if self.high is not None else "")
-        return f"{self.low} or more" if self.high is None else f"{self.low} to {self.high}"
+            return f"less than {self.high}" if self.below else f"{self.high} or less"
+        least, most = "above " * self.above, "less than " * self.below
+        return f"{least}{self.low} to {most}{self.high}"
 
     def holds(self, value: float) -> bool:
         """Return whether a number is allowed; a value that is not a number never is."""
         if self.low is not None and not (value > self.low if self.above else value >= self.low):
             return False
-        return self.high is None or value <= self.high
+        return self.high is None or (value < self.high if self.below else value <= self.high)
 
 
 def option(
@@ -60,13 +66,14 @@ def option(
     low: float | None = None,
     high: float | None = None,
     above: bool = False,
+    below: bool = False,
     scale: Literal["linear", "log"] = "linear",
     searched: bool | tuple[float, float] = False,
     needs: tuple[Need, ...] = (),
 ) -> Any:
     """Return a dataclass field with a default and its `Allowed` values."""
     allowed = Allowed(
-        low=low, high=high, above=above, scale=scale, searched=searched, needs=needs
+        low=low, high=high, above=above, below=below, scale=scale, searched=searched, needs=needs
     )  # fmt: skip
     return field(default=default, metadata={_ALLOWED: allowed})
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from moebench.substrate.choices import HostKernels
 from moebench.substrate.engine.decisions import LayerView, Prompts
+from moebench.substrate.engine.options import check_options, option
 from moebench.substrate.engine.policies import (
     Admission,
     Assignment,
@@ -60,8 +61,9 @@ class System:
     prefetch: Prefetching
     admit: Admission = field(default_factory=AdmitAll)
     evict: Eviction
-    scope: Scope = "global"
-    alpha: float = 0.25
+    scope: Scope = option("global", searched=True)
+    # SMoE uses an α of 0 to 0.6.
+    alpha: float = option(0.25, low=0, high=1, searched=(0, 0.6))
     all_resident: bool = False
     overlap: bool = True
     blocking_copies: bool | None = None
@@ -70,7 +72,7 @@ class System:
     reads_unfinished: bool = False
     pinned_copies: bool | None = None
     expert_precision: Precision | None = None
-    host_experts: int | None = None
+    host_experts: int | None = option(None, low=2, needs=("disk",))
     module_hooks: bool = False
     host_kernels: HostKernels = "unpacking"
     prediction_python: bool = True
@@ -78,10 +80,7 @@ class System:
 
     def __post_init__(self) -> None:
         """Check options that no policy checks."""
-        if not 0 <= self.alpha <= 1:
-            raise UsageError(f"alpha is {self.alpha}; allowed: 0 to 1 (SMoE uses 0 to 0.6)")
-        if self.host_experts is not None and self.host_experts < 2:
-            raise UsageError(f"host_experts is {self.host_experts}; allowed: 2 or more")
+        check_options(self)
         if self.place.needs_host and not self.assign.uses_host:
             raise UsageError(
                 f"place is {type(self.place).__name__}, which leaves experts to the host, but "

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, fetches, split
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Assignment
 from moebench.substrate.errors import BudgetError
+from moebench.substrate.machines.timeline import COSTS_KEPT
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.latency import SAME_NS, check_history, mean_of_last
+from moebench.systems.policies.latency import SAME_NS, mean_of_last
 
 
 @dataclass(kw_only=True)
@@ -42,11 +44,12 @@ class LoadForOneUse(Assignment):
             model's ``family``: all where Transformers 5 makes a layer's experts one module.
     """
 
-    experts: Literal["family", "all", "active"] = "family"
+    experts: Literal["family", "all", "active"] = option("family", searched=True)
 
     reads_scores = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.keep = False
 
     def whole_layers(self, shape: ModelShape) -> bool:
@@ -106,14 +109,11 @@ class LinkOrHost(Assignment):
             on the pipelining, too (v1 §6.2).
     """
 
-    history: int = 10
+    history: int = option(10, low=1, high=COSTS_KEPT, searched=(1, COSTS_KEPT), scale="log")
     link: Literal["printed", "backlog"] = "backlog"
-    prefill: Literal["balanced", "load"] = "balanced"
+    prefill: Literal["balanced", "load"] = option("balanced", searched=True)
 
     uses_host = True
-
-    def __post_init__(self) -> None:
-        check_history(self.history)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Return a plan that divides the absent experts, or loads those of a prompt."""
@@ -158,8 +158,8 @@ class Balanced(LinkOrHost):
         tie: which side takes an expert when both are equally loaded; the papers say ``load``.
     """
 
-    by: Literal["score", "batch"] = "score"
-    tie: Literal["load", "host"] = "load"
+    by: Literal["score", "batch"] = option("score", searched=True)
+    tie: Literal["load", "host"] = option("load", searched=True)
 
     def divide(self, view: LayerView, active: Active, free_ns: int) -> tuple[list[int], list[int]]:
         """Divide the missing experts between load and host with SMoE's Algorithm 2."""

@@ -14,11 +14,11 @@ from typing import Literal
 
 import numpy as np
 
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import first, pools
 
 # ----------------------------------------------------------------------------- ARC
@@ -228,13 +228,11 @@ class LeastRegret(Eviction):
     """
 
     variant: Variant = "original"
-    lr: float = 0.45
-    seed: int = 123
+    lr: float = option(0.45, low=0, searched=(0.01, 1.0), scale="log")
+    seed: int = option(123, low=0, high=2**32 - 1)
 
     def __post_init__(self) -> None:
-        require_at_least("evict", self, lr=0)
-        if not 0 <= self.seed < 2**32:
-            raise UsageError(f"evict.seed is {self.seed}; allowed: 0 to {2**32 - 1}")
+        super().__post_init__()
         if self.variant == "libcachesim" and self.seed != type(self).seed:
             raise UsageError(
                 f"evict.seed is {self.seed}: evict.variant=libcachesim always draws the same "

@@ -8,11 +8,11 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from moebench.substrate.engine.decisions import LayerView
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import BudgetError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.checks import require_at_least
 
 
 def least(values: np.ndarray, allowed: Mask) -> int | None:
@@ -129,10 +129,10 @@ class NeverEvict(Eviction):
         staging: slots of each pool that placement leaves empty for loaded experts.
     """
 
-    staging: int = 2
+    staging: int = option(2, low=1, searched=(1, 16), scale="log")
 
     def __post_init__(self) -> None:
-        require_at_least("evict", self, staging=1)
+        super().__post_init__()
         self.reserve = self.staging
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
@@ -257,8 +257,8 @@ class LeastFrequentlyUsed(Eviction):
     """
 
     takes_forms = True
-    survive: bool = False
-    tie: Literal["id", "lru"] = "lru"
+    survive: bool = option(False, searched=True)
+    tie: Literal["id", "lru"] = option("lru", searched=True)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set all use counts to zero."""
@@ -311,10 +311,7 @@ class LowestAverageScore(Eviction):
             and its authors' code runs without one.  docs/caches.md compares 2 to 32.
     """
 
-    window: int = 8
-
-    def __post_init__(self) -> None:
-        require_at_least("evict", self, window=0)
+    window: int = option(8, low=0, high=4096, searched=(2, 64), scale="log")
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set every average to zero."""

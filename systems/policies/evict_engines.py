@@ -33,11 +33,10 @@ from typing import Literal
 import numpy as np
 
 from moebench.substrate.engine.decisions import LayerView
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Eviction
-from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import first, pools
 
 
@@ -387,13 +386,8 @@ class WorkloadAware(AccessOrder):
         share: share of the window from which an expert is hot.
     """
 
-    window: int = 256
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        require_at_least("evict", self, window=1)
-        if not 0 <= self.share <= 1:
-            raise UsageError(f"evict.share is {self.share}; allowed: 0 to 1")
+    window: int = option(256, low=1, high=4096, searched=(16, 4096), scale="log")
+    share: float = option(0.1, low=0, high=1, searched=(0.01, 0.5))
 
     def rule(self, shape: ModelShape, keys: int) -> Callable[[int], Rule]:
         """Return what makes a pool's window."""

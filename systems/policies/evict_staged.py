@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import first
 
 
@@ -32,11 +32,11 @@ class StagedLRU(Eviction):
         write_back: whether an evicted expert is copied back to the host.
     """
 
-    staging: int = 4
+    staging: int = option(4, low=1, searched=(1, 16), scale="log")
     write_back: bool = False
 
     def __post_init__(self) -> None:
-        require_at_least("evict", self, staging=1)
+        super().__post_init__()
         self.reserve = self.staging
 
     @property

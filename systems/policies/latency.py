@@ -3,18 +3,11 @@
 from collections.abc import Sequence
 from itertools import islice
 
-from moebench.substrate.errors import UsageError
-from moebench.substrate.machines.timeline import COSTS_KEPT, Costs
+from moebench.substrate.machines.timeline import Costs
 
 #: Two ends of simulated work that differ by no more than this, in ns, count as equal: a difference
 #: of rounding does not choose between schedules.
 SAME_NS = 1000
-
-
-def check_history(history: int, option: str = "assign.history") -> None:
-    """Raise `UsageError` if more durations are to be averaged than are kept."""
-    if not 1 <= history <= COSTS_KEPT:
-        raise UsageError(f"{option} is {history}; allowed: 1 to {COSTS_KEPT}")
 
 
 def mean_of_last(durations: Sequence[float], history: int) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Placement
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import Scope
@@ -44,7 +45,7 @@ class PlaceLastIds(Placement):
             layer, stay empty.  Otherwise the first layers get one of them each.
     """
 
-    equal_layers: bool = False
+    equal_layers: bool = option(False, searched=True)
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return the highest ids of each layer, layer by layer, in ascending order."""
@@ -81,7 +82,7 @@ class PlaceByFirstLayers(Placement):
 class PlaceAtRandom(Placement):
     """Places experts drawn at random from all layers (kTransformers)."""
 
-    seed: int = 42
+    seed: int = option(42, low=0)
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return the first pairs (layer, expert) of a random order that fit."""
@@ -126,6 +127,7 @@ class PlaceByPopularity(Placement):
     popularity: Sequence[Sequence[float]] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._counts = self.popularity
         self._tokens = 0
 
@@ -181,7 +183,7 @@ class PlacePopular(PlaceByPopularity):
         equal_layers: place the same number of experts in each layer, not the globally best.
     """
 
-    equal_layers: bool = False
+    equal_layers: bool = option(False, searched=True)
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return the most used experts first, ranked within each layer or over all layers."""

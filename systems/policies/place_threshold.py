@@ -30,10 +30,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moebench.substrate.engine.options import option
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import Scope
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.place import PlaceByPopularity, room_of_layers
 
 
@@ -84,13 +84,9 @@ class PlaceAboveThreshold(PlaceByPopularity):
         threshold: least experts of a layer that has any; None is the model's top-k.
     """
 
-    threshold: int | None = None
+    threshold: int | None = option(None, low=1, searched=(1, 64), scale="log")
 
     needs_host = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("place", self, threshold=1)
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return the most used experts of each layer, as many as the program finds best."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, best_scores, fetches
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Prefetching
-from moebench.substrate.errors import UsageError
 from moebench.systems.policies.predict import ExactNextGate, NextGates
 
 
@@ -32,13 +32,9 @@ class NextGate(Prefetching):
         experts: number of experts to fetch for each layer; 0 means the model's top-k.
     """
 
-    experts: int = 0
+    experts: int = option(0, low=0, searched=(1, 16), scale="log")
 
     reads_scores = False
-
-    def __post_init__(self) -> None:
-        if self.experts < 0:
-            raise UsageError(f"prefetch.experts is {self.experts}; allowed: 0 (the top-k) or more")
 
     @property
     def predictor(self) -> NextGates:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebench.substrate.engine.decisions import LayerView, Routed
+from moebench.substrate.engine.options import option
 from moebench.substrate.engine.policies import Routing
-from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.shape import ModelShape
 
@@ -32,17 +32,11 @@ class RandomSubstitution(Routing):
         seed: of the random numbers, which begin anew with each run.
     """
 
-    share: float = 1.0
+    share: float = option(1.0, low=0, high=1)
     prefill: bool = False
-    seed: int = 0
+    seed: int = option(0, low=0)
 
     reads_scores = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise UsageError(f"route.share is {self.share}; allowed: 0 to 1")
-        if self.seed < 0:
-            raise UsageError(f"route.seed is {self.seed}; allowed: at least 0")
 
     def lossless_at(self, alpha: float) -> bool:
         """Return whether no expert is ever replaced."""

@@ -32,6 +32,7 @@ LAYERS = [
     "systems.user_classes",
     "systems.registry",
     "systems.options",
+    "systems.space",
     "systems.description",
     "workloads",
     "results",

@@ -92,7 +92,7 @@ def test_a_cache_of_c_of_each_layer():
 
 
 def test_what_cannot_be_is_one_clear_line():
-    with pytest.raises(UsageError, match=r"cache is -1; allowed: 0 \(drop after use\) or more"):
+    with pytest.raises(UsageError, match=r"cache is -1; allowed: 0 or more"):
         MoEOnDemand(cache=-1)
     with pytest.raises(UsageError, match=r"cache=0 .* scope=layer"):
         MoEOnDemand(cache=0, scope="layer").most_slots(shape())

@@ -344,7 +344,7 @@ def test_a_tolerance_outside_0_to_100_percent_is_one_line(tolerance):
     sets = ("--set", f"place.tolerance={tolerance}")
     line = refused("run", "--system", "edgemoe", "--setting", "F1", *sets)
     assert "place.tolerance is " in line
-    assert line.endswith("allowed: 0 to 100 (percent)")
+    assert line.endswith("allowed: 0 to 100")
 
 
 # --------------------------------------------------------------------------- bytes: case (d)

@@ -103,7 +103,7 @@ def test_percentages_that_do_not_sum_to_100_are_one_line():
     assert percentages(None, 60, 10) == (10, 60, 30)
     assert percentages(20, 50, 30) == (30, 50, 20)
     assert percentages(None, None, 40) == (40, 60, 0)
-    for options in ({"gpu": 30, "cpu": 80}, {"gpu": 120}, {"disk": 101}, {"cpu": 60, "disk": 50}):
+    for options in ({"gpu": 30, "cpu": 80}, {"gpu": 60, "disk": 50}, {"cpu": 60, "disk": 50}):
         with pytest.raises(UsageError, match="not percentages that sum to 100; allowed: 0 to 100"):
             ByPercent(**options)
 

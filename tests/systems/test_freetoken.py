@@ -294,7 +294,7 @@ def test_slots_for_less_than_a_layer_are_refused():
 def test_options_out_of_range_are_one_line(policy):
     with pytest.raises(UsageError, match=r"assign\.max_fetch is -2; allowed: -1 or more"):
         policy(max_fetch=-2)
-    with pytest.raises(UsageError, match=r"assign\.phi is 1\.5; allowed: 0 to 1, or null"):
+    with pytest.raises(UsageError, match=r"assign\.phi is 1\.5; allowed: 0 to 1"):
         policy(phi=1.5)
     with pytest.raises(UsageError, match=r"assign\.history is 0"):
         policy(history=0)

@@ -2,13 +2,7 @@
 
 import pytest
 
-from moebench.substrate.errors import UsageError
-from moebench.systems.policies.latency import (
-    check_history,
-    host_line,
-    host_ns_per_token,
-    mean_of_last,
-)
+from moebench.systems.policies.latency import host_line, host_ns_per_token, mean_of_last
 from tests.systems.views import costs
 
 
@@ -48,11 +42,3 @@ def test_a_first_that_cannot_be_told_from_the_others():
     assert host_line(on_host((1, 12, False)), 10) == (12, 0)
     # A first that is faster is not dearer.
     assert host_line(on_host((1, 2, True), (1, 5, False)), 10) == (5, 0)
-
-
-def test_histories_out_of_range():
-    check_history(1)
-    check_history(64)
-    for history in (0, 65):
-        with pytest.raises(UsageError, match=rf"assign\.history is {history}; allowed: 1 to 64"):
-            check_history(history)
