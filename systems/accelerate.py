@@ -55,6 +55,9 @@ from moebench.systems.policies.route import ExactRouting
 class DeviceMap(Placement):
     """Places whole layers in order: on the device, then on the host, then on the disk."""
 
+    leaves_slots = True
+    shares_slots = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._layers = 0  # leading layers on the device; set by `homes`

@@ -39,6 +39,7 @@ Deviations and readings, where the paper is silent:
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -109,6 +110,8 @@ class AllocateBySequence(Assignment):
     """
 
     threshold: float = option(THRESHOLD, low=1, searched=(1, 4))
+
+    loads: ClassVar[Literal["kept", "passing", "none"]] = "none"
 
     reads_scores = False
     uses_host = True

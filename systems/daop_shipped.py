@@ -95,6 +95,8 @@ class AllocateAsShipped(AllocateBySequence):
     host_cost: float = option(HOST_COST, low=0, above=True)
     load_cost: float = option(LOAD_COST, low=0, above=True)
 
+    loads = "passing"
+
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Plan the layer: swaps and the cheapest split in prefill; no loads in decode."""
         if view.phase == "decode":

@@ -73,6 +73,8 @@ def everywhere(home: Home, shape: ModelShape) -> Sequence[Home]:
 class Streamed(Placement):
     """Places only the embedding on the device: layers and head are streamed."""
 
+    leaves_slots = True
+
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
         """Return ``stream`` for every layer and the head."""
         return everywhere("stream", shape)

@@ -278,6 +278,9 @@ class TailOnHost(Placement):
 
     n: int | None = option(None, low=0, searched=(1, 128), scale="log")
 
+    leaves_slots = True
+    shares_slots = True
+
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return the lowest ids of each layer, equally many."""
         return placed(shape, slots, scope, self.n)
@@ -295,6 +298,9 @@ class ColdOnHost(PlaceByPopularity):
 
     n: int | None = option(None, low=0, searched=(1, 128), scale="log")
     profiles: bool = option(False, searched=True)
+
+    leaves_slots = True
+    shares_slots = True
 
     def calibrate(
         self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
@@ -343,6 +349,8 @@ class SplitByResidence(Assignment):
     chunk: int = option(2048, low=1, searched=(256, 8192), scale="log")
     ring: int = option(2, low=0, searched=(0, 8))
     buffer_mib: int = option(32, low=0, searched=(8, 512), scale="log")
+
+    loads = "none"
 
     uses_host = True
     reads_scores = False

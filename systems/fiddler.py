@@ -118,6 +118,8 @@ class LoadOrCompute(Assignment):
     minimise: Objective = option("max", searched=True)
     history: int = option(10, low=1, high=COSTS_KEPT, searched=(1, COSTS_KEPT), scale="log")
 
+    loads = "passing"
+
     reads_scores = False
     uses_host = True
 

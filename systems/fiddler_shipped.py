@@ -46,6 +46,8 @@ class LoadOrComputeAsShipped(Assignment):
     token_cost: float = option(TOKEN_COST, low=0, above=True)
     load_cost: float = option(LOAD_COST, low=0, above=True)
 
+    loads = "passing"
+
     reads_scores = False
     uses_host = True
 

@@ -147,6 +147,8 @@ def most_resident(shape: ModelShape, slots: int, buffers: int) -> int:
 class StaticShare(Placement):
     """Base of placements that keep the same share of every layer on the GPU."""
 
+    leaves_slots = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         #: How many experts of each layer fit, as far as `homes` has found out.

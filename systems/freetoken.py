@@ -276,6 +276,8 @@ class SlotPools(PlaceByPopularity):
         "unified", searched=True, needs=("texts",)
     )
 
+    leaves_slots = True
+
     @property
     def calibrates(self) -> bool:  # type: ignore[override]
         """Whether texts must be counted: for a profile that was not given."""

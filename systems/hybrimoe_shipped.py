@@ -219,6 +219,8 @@ class LowestOfItsLayer(Eviction):
 
     as_coded: bool = True
 
+    shares_slots = True
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Reserve staging slots for one layer's experts; refuse fewer other slots than layers."""
         experts, layers = shape.num_experts, len(shape.moe_layers)

@@ -178,6 +178,8 @@ class Strategy(Placement):
     ratio: float | None = option(None, low=0, high=1, searched=(0, 1))
     per_layer: int | None = option(None, low=0)
 
+    shares_slots = True
+
     def wanted(self, shape: ModelShape) -> int | None:
         """Return N as the options give it, at most all experts; None is as many as fit."""
         total = len(shape.moe_layers) * shape.num_experts

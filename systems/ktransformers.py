@@ -104,6 +104,8 @@ class Hybrid(Assignment):
     threshold: int = option(THRESHOLD, low=0, searched=(64, 8192), scale="log")
     update: bool = option(False, searched=True)
 
+    loads = "none"
+
     reads_scores = False
     uses_host = True
 

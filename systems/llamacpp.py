@@ -104,6 +104,8 @@ def shared_staging(shape: ModelShape, cache: ExpertCache) -> int:
 class Split(Placement):
     """Base of llama.cpp's static placements, which it spells as flags."""
 
+    leaves_slots = True
+
     @abstractmethod
     def flags(self, shape: ModelShape) -> str:
         """Return llama.cpp's flags for the placement, and what they do, for a run's notes."""
@@ -121,6 +123,8 @@ class StaticSplit(Split):
     """
 
     n: int | None = option(None, low=0, searched=(0, 64))
+
+    shares_slots = True
 
     flag: ClassVar[str]
 
@@ -212,6 +216,8 @@ class HostOrCopy(Assignment):
 
     min_batch: int = option(32, low=1, searched=(1, 512), scale="log")
     micro_batch: int = option(512, low=1, searched=(64, 4096), scale="log")
+
+    loads = "passing"
 
     reads_scores = False
     uses_host = True

@@ -196,6 +196,8 @@ def shrunk_context(most: int, used_least: int, used_most: int, target: int) -> i
 class ByMatrix(Split):
     """Base of placements with a number of experts for each layer."""
 
+    shares_slots = True
+
     #: Experts on the device by MoE layer, set by `homes`; None before.
     counts: Mapping[int, int] | None = None
 

@@ -138,6 +138,8 @@ class ShareOfEachLayer(Placement):
     resident: float | None = option(None, low=0, high=1, searched=(0, 1))
     micro: int | None = option(None, low=1, searched=(1, 64), scale="log")
 
+    leaves_slots = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.texts, self._prompt, self._found = 1, 0, 1

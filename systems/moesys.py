@@ -63,6 +63,8 @@ class WholeLayer(Prefetching):
 
     buffers: int = option(2, low=1, searched=(1, 8))
 
+    shares_slots = True
+
     discipline = "committed"
     reads_scores = False
 

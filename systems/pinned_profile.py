@@ -75,6 +75,9 @@ class PinTopOfEachLayer(PlaceByPopularity):
 
     slots_each: int | None = option(None, low=1, searched=(1, 128), scale="log")
 
+    leaves_slots = True
+    shares_slots = True
+
     def _counted(self, text: RoutedSequence) -> np.ndarray:
         """Return the routing of the text's decoded tokens."""
         return text.ids_TLK[text.prefill :]

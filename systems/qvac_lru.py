@@ -149,6 +149,8 @@ class DispatchLRU(LeastRecentlyUsed):
     Slots for a third of a layer, and one guard, stay free of experts that are kept.
     """
 
+    shares_slots = True
+
     takes_forms = False
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:

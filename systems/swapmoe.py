@@ -151,6 +151,8 @@ def kept_mass(mass_LE: np.ndarray, order_LE: np.ndarray) -> np.ndarray:
 class MaskedGating(Routing):
     """Chooses the best k of the experts that are complete on the device, in both phases."""
 
+    resident_only = True
+
     def lossless_at(self, alpha: float) -> bool:
         """Return False: experts off the device are never used."""
         return False
@@ -259,6 +261,8 @@ class ImportantSwaps(Admission):
 @dataclass(kw_only=True)
 class OnlySwapped(Eviction):
     """Evicts only the expert that a swap names."""
+
+    makes_room = "named"
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """Return None: a load that names no expert gets no slot of another one."""

@@ -74,6 +74,8 @@ class Policy(ABC):
     #: Whether it works only where the host computes experts: an eviction that leaves no room for
     #: every missing expert, or a policy that weighs the host's times.
     needs_host: ClassVar[bool] = False
+    #: Whether it works only where all layers share the slots (``scope=global``).
+    shares_slots: ClassVar[bool] = False
     #: Slots that placement must leave empty for this policy, known from `start` on.
     reserve: int = 0
     #: Options, as of ``--set``, with which it learns in moments, for tests of correctness alone.
@@ -203,6 +205,9 @@ class Placement(Policy):
 
     decision = "place"
 
+    #: Whether it leaves slots empty for experts that a layer loads for one use.
+    leaves_slots: ClassVar[bool] = False
+
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
         """Return where each layer's non-expert weights are, and optionally the head's."""
         on_device: Home = "device"
@@ -246,6 +251,8 @@ class Routing(Policy):
 
     #: True unless a subclass overrides it.
     reads_scores = True
+    #: Whether tokens use experts on the device alone, so that no layer loads any.
+    resident_only: ClassVar[bool] = False
     #: Whether the routing uses the system's α.
     has_alpha: ClassVar[bool] = False
 
@@ -305,6 +312,9 @@ class Assignment(Policy):
     reads_scores = True
     #: Whether experts may be computed on the host.
     uses_host: bool = False
+    #: What its layers load: experts that stay on the device, experts for one use alone, or none but
+    #: those that name the expert which they replace.
+    loads: ClassVar[Literal["kept", "passing", "none"]] = "kept"
     #: Whether outputs are always added in their own layer, which deferring does not do.
     lossless: ClassVar[bool] = True
     #: Whether decode passes are divided into `micro_batches`, by the schedule of
@@ -449,6 +459,10 @@ class Eviction(Policy):
     """Base of evictions: choose the expert to evict."""
 
     decision = "evict"
+
+    #: For which experts it makes room: all that a layer loads, one at a time that does not stay, or
+    #: only those that name the expert which they replace.
+    makes_room: ClassVar[Literal["all", "one", "named"]] = "all"
 
     #: Slots for experts that are not kept: once all other slots are taken, an expert that is kept
     #: replaces another, even if these are free.  Used where layers share slots.

@@ -46,6 +46,8 @@ class LoadForOneUse(Assignment):
 
     experts: Literal["family", "all", "active"] = option("family", searched=True)
 
+    loads = "passing"
+
     reads_scores = False
 
     def __post_init__(self) -> None:

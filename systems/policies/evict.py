@@ -114,6 +114,8 @@ class ByCount:
 class OnlyNamed(Eviction):
     """Evicts no expert of its own choice: only a fetch that names an expert can replace it."""
 
+    makes_room = "named"
+
     needs_host = True
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
@@ -168,6 +170,8 @@ class OnePlaceholder(Eviction):
 
     Where layers do not share slots, one slot of each layer stays empty.
     """
+
+    makes_room = "one"
 
     needs_host = True
     reserve = 1

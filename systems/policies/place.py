@@ -203,6 +203,8 @@ class PlacePopular(PlaceByPopularity):
 class PlaceNothing(Placement):
     """Places no expert: only non-expert weights are loaded (FlashMoE §3.1, DuoServe-MoE §5)."""
 
+    leaves_slots = True
+
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return no experts."""
         return ()
