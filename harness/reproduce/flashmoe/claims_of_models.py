@@ -75,17 +75,20 @@ PREPARATION = (
     ),
 )  # fmt: skip
 
+#: What Eq. 1 is given.
+PEAK = "a run's peak device memory"
+
 CACHE_SIZES = tuple(
     Claim(
         f"F-12 {said} Eq. 1", "Eq. 1",
         f"{said}: slots of a layer by Eq. 1 for a run's peak memory, over the run's own", 1, "×",
         near(1, 0.1, Band(low=0.5, high=2), '"approximated": within a tenth; direction: from half '
                                             "to twice"),
-        times.of_setting(setting, times.slots_by_equation_1), (e.EVICTIONS,),
+        times.of_setting(setting, times.slots_by_equation_1, PEAK), (e.EVICTIONS,),
         (
             CounterExperiment(
                 "the memory without what the profile reserves (context and workspace)",
-                measure=times.of_setting(setting, times.slots_without_reserve), always=True,
+                measure=times.of_setting(setting, times.slots_without_reserve, PEAK), always=True,
                 reading=True,
             ),
         ),

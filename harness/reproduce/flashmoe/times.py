@@ -47,9 +47,9 @@ def slower_share(runs: Runs) -> float:
     return sum(slower) / len(slower)
 
 
-def of_setting(setting: str, figure: Figure) -> Measure:
+def of_setting(setting: str, figure: Figure, said: str = "decoded tokens a second") -> Measure:
     """Return a function that measures a figure of a setting's runs with all eviction policies."""
-    return read.measured(figure, EVICTIONS, said="decoded tokens a second", setting=setting)
+    return read.measured(figure, EVICTIONS, said=said, setting=setting)
 
 
 def faster_than(setting: str, other: str) -> Measure:
