@@ -55,6 +55,7 @@ def invented(spec: RunSpec, slower: float) -> dict[str, Any]:
     run = copy.deepcopy(BASE)
     run["spec"] = spec.model_dump() | {"options": describe(build_any(
         spec.system, spec.overrides, spec.variant))}  # fmt: skip
+    run["spec"]["slots"] = spec.slots or 648  # a document says how many there were
     alpha = spec.overrides.get("alpha")
     run["spec"]["alpha"] = None if alpha is None else float(alpha)
     key = spec.model_dump_json()
