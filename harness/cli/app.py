@@ -16,6 +16,7 @@ from moebench.harness.cli import (
     report,
     reproduce,
     run,
+    search,
     stored,
     sweep,
     timeline,
@@ -77,6 +78,7 @@ for command in (
     run.run, sweep.sweep, listing.list_, compare.compare, report.report, stored.show, stored.rm,
     stored.gc, accuracy.accuracy, accuracy.check, advise.advise, timeline.timeline,
     calibrate.calibrate, calibrate.validate, evaluate.evaluate, reproduce.reproduce, doctor.doctor,
+    search.search,
 ):  # fmt: skip
     app.command({"list_": "list", "evaluate": "eval"}.get(command.__name__))(command)
 

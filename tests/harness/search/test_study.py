@@ -1,0 +1,175 @@
+"""Trials of a search: kept in a file, and the same whether or not the search was killed."""
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.storages import RDBStorage
+
+from moebench.harness.search.composition import Space
+from moebench.harness.search.study import SETS, SYSTEM, Told, Trials
+from moebench.substrate.errors import InputError, UsageError
+from moebench.systems.registry import DECISIONS
+from moebench.systems.space import policies
+
+CHOSEN = {
+    "place": ("by-id", "last-ids"), "route": ("exact",), "assign": ("load", "balanced", "host"),
+    "prefetch": ("none", "next-gate"), "admit": ("all", "after-misses"), "evict": ("lru", "score"),
+}  # fmt: skip
+
+SPACE = Space(
+    by_decision={
+        decision: {one.name: one for one in policies()
+                   if one.decision == decision and one.name in CHOSEN[decision]}
+        for decision in DECISIONS
+    },
+    lossy=False,
+)  # fmt: skip
+
+
+def opened(file: Path, seed: int = 0) -> Trials:
+    return Trials(file, "one", SPACE, 1, seed)
+
+
+def refused(sets: Mapping[str, str]) -> str | None:
+    """Compositions with host-assignments and no prefetch make no sense, say."""
+    return "no" if sets["assign"] == "host" and sets["prefetch"] == "none" else None
+
+
+def value(sets: Mapping[str, str]) -> float | None:
+    """A made-up objective; some compositions cannot run."""
+    if sets["assign"] == "balanced" and sets["evict"] == "score":
+        return None
+    return float(len(repr(sorted(sets.items()))) + random.Random(repr(sets)).random())
+
+
+def carried_out(trials: Trials, number: int, jobs: int = 2) -> None:
+    while trials.evaluated() < number:
+        asked = trials.round(min(jobs, number - trials.evaluated()), refused)
+        for one in asked:
+            found = value(one.sets)
+            told = Told(None, why="no") if found is None else Told([found], runs=["r"])
+            trials.tell(one.number, told)
+
+
+def results(trials: Trials) -> list[Any]:
+    return [(one.user_attrs[SETS], one.values) for one in trials.done()]
+
+
+def test_trials_choose_the_best_more_and_more(tmp_path: Path) -> None:
+    with closing(opened(tmp_path / "a.db")) as trials:
+        carried_out(trials, 36)
+        found = [one.values[0] for one in trials.done()]
+    assert sum(found[-10:]) / 10 < sum(found[:10]) / 10
+
+
+def test_one_seed_gives_the_same_trials_and_another_others(tmp_path: Path) -> None:
+    found = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        with closing(opened(tmp_path / f"{name}.db", seed)) as trials:
+            carried_out(trials, 13)
+            found.append(results(trials))
+    assert found[0] == found[1] != found[2]
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def killing(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Raise `Killed` before a write to the file: the ``left``-th from now on; 0 is never."""
+    left = {"left": 0}
+
+    def before(name: str) -> None:
+        own = getattr(RDBStorage, name)
+
+        def written(self: RDBStorage, *given: Any, **more: Any) -> Any:
+            if left["left"]:
+                left["left"] -= 1
+                if not left["left"]:
+                    raise Killed
+            return own(self, *given, **more)
+
+        monkeypatch.setattr(RDBStorage, name, written)
+
+    for name in ("create_new_trial", "set_trial_param", "set_trial_user_attr",
+                 "set_trial_state_values"):  # fmt: skip
+        before(name)
+    return left
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_killed_search_ends_with_the_same_trials(
+    jobs: int, tmp_path: Path, killing: dict[str, int]
+) -> None:
+    with closing(opened(tmp_path / "whole.db")) as trials:
+        carried_out(trials, 12, jobs)
+        whole = results(trials)
+    draws, kills = random.Random(jobs), 0
+    for _ in range(200):
+        killing["left"] = draws.randrange(3, 16)
+        trials = opened(tmp_path / "killed.db")
+        try:
+            carried_out(trials, 12, jobs)
+            break
+        except Killed:
+            kills += 1
+        finally:
+            killing["left"] = 0
+            trials.close()
+    assert kills >= 5
+    with closing(opened(tmp_path / "killed.db")) as trials:
+        assert results(trials) == whole
+
+
+def test_what_is_refused_is_counted_and_not_evaluated(tmp_path: Path) -> None:
+    with closing(opened(tmp_path / "a.db")) as trials:
+        carried_out(trials, 20)
+        counts = trials.counts()
+        assert all(refused(one.user_attrs[SETS]) is None for one in trials.done())
+    assert counts["evaluated"] + counts["refused_by_run"] == 20
+    assert counts["refused_before"] > 0
+    assert counts["refused_by_run"] > 0
+
+
+def test_no_trial_is_returned_where_none_can_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moebench.harness.search.study.TRIES", 4)
+    with closing(opened(tmp_path / "a.db")) as trials:
+        assert trials.round(2, lambda sets: "never") == []
+
+
+def test_published_systems_are_trials_once(tmp_path: Path) -> None:
+    from moebench.systems.options import build
+
+    system = build("moe-ondemand")
+    params = SPACE.params(system)
+    assert params is not None
+    known = {"moe-ondemand": (params, {}, Told([1.0], runs=["r"])),
+             "broken": (params, {}, Told(None))}  # fmt: skip
+    with closing(opened(tmp_path / "a.db")) as trials:
+        for _ in range(2):
+            trials.add_systems(known)
+        (one,) = trials.done()
+        assert (one.user_attrs[SYSTEM], one.values) == ("moe-ondemand", [1.0])
+        assert trials.counts()["evaluated"] == 0
+
+
+def test_one_process_at_a_time_works_on_a_file(tmp_path: Path) -> None:
+    with (
+        closing(opened(tmp_path / "a.db")),
+        pytest.raises(UsageError, match="another search works on it"),
+    ):
+        opened(tmp_path / "a.db")
+    opened(tmp_path / "a.db").close()
+
+
+def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.db").write_text("not SQLite at all, but long enough to be read as a page")
+    with pytest.raises(InputError, match="no study of Optuna can be kept there"):
+        opened(tmp_path / "a.db")
