@@ -18,9 +18,9 @@ from moebench.harness.search.evaluation import Evaluator
 from moebench.harness.search.outcome import Outcome, Row, validate
 from moebench.harness.search.question import Question, seeds_of
 from moebench.harness.search.rounds import Candidate, Place, Search
-from moebench.harness.search.study import STOPPED, SYSTEM, Trials
+from moebench.harness.search.study import STOPPED, SYSTEM, VERSION, Trials
 from moebench.harness.sweep.pool import Workers
-from moebench.substrate.errors import MoeBenchError
+from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.systems.options import build
 from moebench.systems.registry import SYSTEMS
 
@@ -62,6 +62,7 @@ class Request:
                           for one in self.questions],
             "systems": list(self.systems), "limit": self.limit, "learned": self.learned,
             "seed": self.seed, "jobs": self.jobs, "code": code_hash(),
+            "version": VERSION,
         }  # fmt: skip
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -118,9 +119,15 @@ def systems_of(names: Sequence[str], own: str | None) -> list[str]:
     """Return the systems that are compared with: of the registry, and one of the user's own.
 
     ``all`` leaves out bounds that know the future, and what needs everything on the device.
+
+    Raises MoeBenchError: a system that does not exist, or that knows the future.
     """
     found = [one for name in names for one in (_comparable() if name == "all" else [name])]
-    return list(dict.fromkeys([*found, *([own] if own else [])]))
+    chosen = list(dict.fromkeys([*found, *([own] if own else [])]))
+    for name in chosen:
+        if build(name).clairvoyant:
+            raise UsageError(f"--systems {name}: it knows the future, which no composition can")
+    return chosen
 
 
 def _comparable() -> list[str]:
@@ -151,9 +158,11 @@ def search(
         stack.enter_context(closing(workers))
         evaluator = Evaluator(data_dir, directory, workers)
         of_all = Search(places, evaluator, request.limit, say)
+        possible, refused = _possible(systems, request), _lossy(systems, request)
+        if not possible:
+            raise UsageError(f"--systems {request.systems[0]}: {refused[request.systems[0]]}")
         with shown("published systems") as progress:
-            refused = of_all.published(_possible(systems, request), progress)
-        refused |= _lossy(systems, request)
+            refused |= of_all.published(possible, progress)
         with shown("policies") as progress:
             space = _space(places, evaluator, request, progress)
         trials = stack.enter_context(
@@ -164,7 +173,7 @@ def search(
                 )
             )
         )  # fmt: skip
-        of_all.seeded(_possible(systems, request), space, trials)
+        of_all.seeded(possible, space, trials)
         with shown("trials") as progress:
             of_all.run(trials, request.trials, until_s, request.jobs, progress)
 
@@ -172,7 +181,6 @@ def search(
             say(what)
             return lambda done, total: None
 
-        possible = _possible(systems, request)
         outcomes = [validate(of_all, trials, place, possible, counting) for place in places]
         known = [
             {"place": place.question.name, "name": one.name,

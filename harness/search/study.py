@@ -1,5 +1,8 @@
 """Trials of a search in an SQLite file: a killed search goes on with the trials that it would have.
 
+Every other trial is a good one with one of its decisions exchanged for another good one's, or drawn
+anew; the sampler (TPE) chooses the rest.
+
 Trials are asked for in rounds of as many as run at once, and their outcomes are told in their
 order, when all of a round are known.  The sampler is made anew for each trial, with a seed that
 depends on the number of trials before it alone.  So what a trial chooses follows from what the file
@@ -11,6 +14,7 @@ import fcntl
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import IO, Any, NamedTuple
 
 import optuna
@@ -18,11 +22,17 @@ from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FixedTrial, FrozenTrial, TrialState
 
-from moebench.harness.search.composition import Sets, Space
+from moebench.harness.search.composition import RUNTIME, Sets, Space
 from moebench.substrate.errors import InputError, MoeBenchError, UsageError
+
+#: Counted up where the same search would draw other trials: it then begins anew.
+VERSION = 1
 
 #: Trials drawn at random before the sampler learns from those that are known.
 AT_RANDOM = 10
+
+#: Good trials whose decisions are exchanged, and the share of exchanges: the others draw anew.
+PARENTS, EXCHANGED = 10, 0.5
 
 #: Most compositions that cannot run which a trial draws before it is given up.
 TRIES = 200
@@ -147,8 +157,10 @@ class Trials:
 
     def _ask(self, now: int, refusal: Refusal) -> Asked | None:
         trials = self._study.get_trials(deepcopy=False)
-        number = sum(t.state != TrialState.FAIL for t in trials)
+        number = sum(t.state not in (TrialState.FAIL, TrialState.WAITING) for t in trials)
         self._study.sampler = self._sampler(number)
+        if number % 2 and not any(t.state == TrialState.WAITING for t in trials):
+            self._exchange(trials, Random(self._seed * 1_000_003 + number))
         trial = self._study.ask()
         sets = self._space.suggest(trial)
         trial.set_user_attr(SETS, sets)
@@ -159,6 +171,23 @@ class Trials:
             return None
         trial.set_user_attr(ROUND, now)
         return Asked(trial.number, sets)
+
+    def _exchange(self, trials: Sequence[FrozenTrial], draws: Random) -> None:
+        """Let the next trial be a good one with one decision of another, or with one drawn anew.
+
+        Decisions are good together: the sampler alone, which models each by itself, changes many at
+        once.
+        """
+        done = [t for t in trials if t.state == TrialState.COMPLETE]
+        good = sorted(done, key=lambda t: (t.values, t.number))[:PARENTS]
+        if len(good) < 2:
+            return
+        parent, donor = draws.choice(good[: PARENTS // 2]), draws.choice(good)
+        decision = draws.choice([*self._space.by_decision, *RUNTIME])
+        params = _without(parent.params, decision)
+        if draws.random() < EXCHANGED:
+            params |= {k: v for k, v in donor.params.items() if _is_of(k, decision)}
+        self._study.enqueue_trial(params)
 
     def _forget_unnamed(self) -> None:
         """Fail trials that were killed before they were given a round; they are drawn again."""
@@ -199,6 +228,15 @@ class Trials:
         """Return how many trials have an outcome, compositions that a run refused included."""
         found = self.counts()
         return found["evaluated"] + found["refused_by_run"]
+
+
+def _is_of(name: str, part: str) -> bool:
+    """Whether a trial's parameter is a decision, an option of its policy, or a runtime option."""
+    return name == part or name.startswith(f"{part}=")
+
+
+def _without(params: Mapping[str, Any], part: str) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if not _is_of(name, part)}
 
 
 def _failed(trial: FrozenTrial) -> bool:

@@ -24,9 +24,11 @@ SMALLER = {
     "eval": ("--prompts", "1"),
     "advise": ("--systems", "smoe,moe-ondemand", "--prompts", "1", "--new-tokens", "3"),
     "doctor": ("--system", "moe-ondemand"),
-}
-#: Commands whose exit code says what they found: no system within a budget, a finding.
-FINDS = ("advise", "doctor")
+    "search": ("--systems", "moe-ondemand,fiddler", "--trials", "1", "--jobs", "0",
+               "--workload", "arithmetic", "--new-tokens", "3", "--calibrate-texts", "2"),
+}  # fmt: skip
+#: Commands whose exit code says what they found: no system within a budget, a finding, nothing.
+FINDS = ("advise", "doctor", "search")
 #: Systems that learn from hundreds of texts.
 LEARN, FROM_FEW = ("flashmoe", "duoserve"), ("--calibrate-texts", "2")
 
