@@ -1,8 +1,8 @@
 """The compositions among which a search chooses, and how the trials of Optuna choose them.
 
-A composition is `moe-ondemand` with its six decisions replaced, their options, and the few options
-of a system that published ones use, too: whether layers share slots, whether the host computes a
-layer's experts as one operation, and whether copies are from page-locked memory.
+A composition is `moe-ondemand` with its six decisions replaced, their options, and a few options of
+a system: whether layers share slots, whether the host computes a layer's experts as one operation,
+whether copies are from page-locked memory, and whether experts in flight are waited for.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +27,7 @@ RUNTIME: Mapping[str, Sequence[str]] = {
     "scope": ("global", "layer"),
     "host_together": ("False", "True"),
     "pinned_copies": ("null", "true"),
+    "in_flight": ("wait", "host"),
 }
 
 #: The choice of a number from its range, beside a default that is none of it.
@@ -90,7 +91,7 @@ class Space:
         return found
 
 
-_DEFAULTS = {"scope": "global", "host_together": "False", "pinned_copies": "null"}
+_DEFAULTS = {name: values[0] for name, values in RUNTIME.items()}
 
 
 def space_of(

@@ -3,10 +3,10 @@
 import dataclasses
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from moebench.harness.search.composition import BASE, RUNTIME, Sets
+from moebench.harness.search.composition import BASE, Sets
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.errors import UsageError
 from moebench.systems.options import build
@@ -48,16 +48,22 @@ def source(name: str, sets: Sets, provenance: str) -> str:
         kind = _KINDS[decision]
         imports.setdefault("moebench.substrate.engine.policies", set()).add(kind)
         imports.setdefault(type(policy).__module__, set()).add(type(policy).__qualname__)
-        fields.append(f"    {decision}: {kind} = field(default_factory={_factory(policy)})")
+        line = f"    {decision}: {kind} = field(default_factory={_factory(policy)})"
+        if len(line) > _WIDTH:
+            inner = f"        default_factory={_factory(policy)}"
+            line = f"    {decision}: {kind} = field(\n{inner}\n    )"
+        fields.append(line)
     for option, kind in (("scope", "Scope"), ("alpha", "float"), *_RUNTIME_KINDS.items()):
         if option in sets:
             fields.append(f"    {option}: {kind} = {getattr(system, option)!r}")
             if option == "scope":
                 imports.setdefault("moebench.substrate.memory.cache", set()).add("Scope")
-    lines = [f"from {module} import {', '.join(sorted(names))}"
-             for module, names in sorted(imports.items(), key=lambda one: (
-                 one[0] != "dataclasses", one[0]))]  # fmt: skip
-    lines.insert(1, "")
+            if kind.startswith("Literal"):
+                imports.setdefault("typing", set()).add("Literal")
+    lines = [_import(module, names) for module, names in sorted(imports.items())
+             if module in _STANDARD]  # fmt: skip
+    lines += ["", *(_import(module, names) for module, names in sorted(imports.items())
+                    if module not in _STANDARD)]  # fmt: skip
     summary, *more = [text.strip() for text in provenance.split("\n\n")]
     body = [f'    """{summary}', *(f"\n{_indented(text)}" for text in more)]
     body += ['    """' if more else '"""', "", *fields]
@@ -70,11 +76,25 @@ def source(name: str, sets: Sets, provenance: str) -> str:
     )  # fmt: skip
 
 
+#: The annotations of options of the system itself, but for ``scope``.
 _RUNTIME_KINDS = {
-    option: "bool | None" if option == "pinned_copies" else "bool"
-    for option in RUNTIME
-    if option != "scope"
-}
+    "host_together": "bool", "pinned_copies": "bool | None",
+    "in_flight": 'Literal["wait", "host"]',
+}  # fmt: skip
+
+
+#: Modules of Python's own library that a file can import.
+_STANDARD = ("dataclasses", "typing")
+
+#: The longest line that is not wrapped.
+_WIDTH = 100
+
+
+def _import(module: str, names: Iterable[str]) -> str:
+    line = f"from {module} import {', '.join(sorted(names))}"
+    if len(line) <= _WIDTH:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {n}," for n in sorted(names)), ")"])
 
 
 def _indented(text: str) -> str:

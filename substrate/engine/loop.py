@@ -28,6 +28,7 @@ from moebench.substrate.engine.decisions import (
     Plan,
     Prompts,
 )
+from moebench.substrate.engine.in_flight import host_in_flight
 from moebench.substrate.engine.micro_batches import MicroBatches
 from moebench.substrate.engine.operations import operations
 from moebench.substrate.engine.policies import Admission, Eviction, Prefetching, Routing
@@ -110,6 +111,7 @@ class Engine:
         #: A record on the disk is read for an expert of its own.
         self._host_together = system.host_together and machine.host_memory is None
         self._reads_unfinished = system.reads_unfinished
+        self._hosts_in_flight = system.in_flight == "host" and system.assign.uses_host
         self._several = cache.forms > 1
         self._reads_hidden = system.reads_hidden
         self._reads_embedding = system.reads_embedding
@@ -324,6 +326,8 @@ class Engine:
             active = Active(rest, view)
             view.absent = active.absent
             plan = system.assign.assign(view, active)
+            if self._hosts_in_flight and active.in_flight:
+                plan = host_in_flight(view, active, plan)
             if system.admit.chooses and plan.load:
                 plan = plan._replace(load=[self._admitted(view, fetch) for fetch in plan.load])
             keys = self.cache.keys(layer, rows)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -43,6 +43,9 @@ class System:
             expert_precision, host_experts, module_hooks, host_kernels, prediction_python,
             host_together: see
             `Runtime`.
+        in_flight: what is done with experts that are on their way to the device when their layer's
+            gate is known: the device waits for them, unless the assignment decides otherwise, or
+            the host computes those that end sooner there (`substrate.engine.in_flight`).
     """
 
     #: The publication, as it is cited in a table; the module's docstring has the reference.
@@ -77,6 +80,7 @@ class System:
     host_kernels: HostKernels = "unpacking"
     prediction_python: bool = True
     host_together: bool = False
+    in_flight: Literal["wait", "host"] = option("wait", searched=True)
 
     def __post_init__(self) -> None:
         """Check options that no policy checks."""

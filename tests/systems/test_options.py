@@ -158,6 +158,7 @@ def test_a_description_names_every_decision_and_option():
         "host_kernels": "unpacking",
         "prediction_python": "True",
         "host_together": "False",
+        "in_flight": "wait",
         "admit": "all",
         "place": "by-id",
         "route": "expert-cache",
