@@ -198,8 +198,12 @@ def _write_page(
     from moebench.reports.page.runs import detailed
     from moebench.reports.sections import accuracy, throughput
     from moebench.results.claims import read
+    from moebench.results.searches import read_searches
     from moebench.substrate.analysis.components import documents
 
+    searches, damaged = read_searches(store.directory)
+    for line in damaged:
+        console.say(f"left out: {line}")
     chosen = detailed(runs)
     whole = {run_id: one for run_id in chosen if (one := store.get(run_id)) is not None}
     own = {"accuracy": views, "claims": claims}
@@ -208,7 +212,7 @@ def _write_page(
         views or accuracy.load(), failed, throughput.load(store.directory, whole.values()),
         documents(), claims or read(), stated(), whole, history,
         [name for name in own if not own[name]],
-        equal_memory,
+        equal_memory, searches,
     )  # fmt: skip
     render(contents, out, str(store.directory))
     console.say(f"{counted(len(runs), 'run')} in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")

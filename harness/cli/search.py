@@ -169,7 +169,7 @@ def _provenance(one: "Outcome") -> str:
 
 
 def _keep(document: Mapping[str, Any], store: Path) -> None:
-    from moebench.harness.search.search import FOLDER
+    from moebench.results.searches import FOLDER
     from moebench.substrate.files import write_text
 
     folder = store / FOLDER

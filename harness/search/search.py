@@ -20,12 +20,13 @@ from moebench.harness.search.question import Question, seeds_of
 from moebench.harness.search.rounds import Candidate, Place, Search
 from moebench.harness.search.study import STOPPED, SYSTEM, VERSION, Trials
 from moebench.harness.sweep.pool import Workers
+from moebench.results.searches import FOLDER
 from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.systems.options import build
 from moebench.systems.registry import SYSTEMS
 
-#: The folder of searches in a store, and the file of all their trials.
-FOLDER, TRIALS = "search", "trials.db"
+#: The file of all trials in a store's folder of searches.
+TRIALS = "trials.db"
 
 #: Shows the progress of a piece of work by its name; yields a function of done and total.
 Shown = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]

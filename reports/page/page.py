@@ -24,11 +24,13 @@ from moebench.reports.page import sections
 from moebench.reports.page.views import views
 from moebench.reports.sections import accuracy as alpha
 from moebench.reports.sections import batches as over_batch
+from moebench.reports.sections import search as of_searches
 from moebench.reports.sections.history import CAPTION, Since
 from moebench.reports.sections.throughput import Curve
 from moebench.results.claims import Exhibit, PaperResult
 from moebench.results.document import Document, badge_of
 from moebench.results.metrics import METRICS
+from moebench.results.searches import Searched
 from moebench.results.store import CHANGED, Cell
 from moebench.results.store_hints import no_runs
 from moebench.substrate.errors import UsageError
@@ -67,6 +69,7 @@ class Contents(NamedTuple):
         documents: whole documents by id, of the runs that are shown in full; None if ``runs`` are
             whole.
         history: figures over the commits of a repository.
+        searches: stored searches for compositions.
         shipped: which of ``accuracy`` and ``claims`` ship with moebench and are not the user's.
     """
 
@@ -83,6 +86,7 @@ class Contents(NamedTuple):
     history: Since | None = None
     shipped: Collection[str] = ()
     equal_memory: Exhibit | None = None
+    searches: Sequence[Searched] = ()
 
 
 def render(contents: Contents, out: Path, source: str = "the store") -> None:
@@ -123,6 +127,11 @@ def page(contents: Contents, source: str) -> str:
     }  # fmt: skip
     history, batches = sections.history(contents.history), sections.batches(whole)
     drawn |= {one["id"]: {"spec": one["spec"], "rows": one["rows"]} for one in history + batches}
+    searches = sections.searches(contents.searches)
+    drawn |= {one["id"]: {"spec": one["spec"], "rows": one["rows"]} for one in searches}
+    drawn |= {
+        one["second"]: {"spec": one["second_spec"], "rows": one["second_rows"]} for one in searches
+    }
     data = _data(contents, whole) | {"drawn": drawn}
     return environment.get_template("report.html.j2").render(
         source=source,
@@ -136,6 +145,9 @@ def page(contents: Contents, source: str) -> str:
         batches=batches,
         batches_caption=over_batch.CAPTION,
         batches_title=over_batch.TITLE,
+        searches=searches,
+        searches_caption=of_searches.CAPTION,
+        searches_title=of_searches.TITLE,
         tables=tables,
         shipped=sections.SHIPPED | {*contents.shipped},
         caveat=alpha.CAVEAT,

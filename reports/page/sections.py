@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from moebench.reports.figures import exhibits
+from moebench.reports.figures import search as search_charts
 from moebench.reports.figures.accuracy import MEASURES, curves
 from moebench.reports.figures.batches import over_batches
 from moebench.reports.figures.history import history_chart
@@ -21,10 +22,12 @@ from moebench.reports.sections import (
     field,
 )
 from moebench.reports.sections import history as over_commits
+from moebench.reports.sections import search as of_searches
 from moebench.reports.sections.components import HEADERS, table
 from moebench.results.claims import Exhibit, PaperResult
 from moebench.results.document import Document
 from moebench.results.field import rows_of
+from moebench.results.searches import Searched
 from moebench.results.store import Cell
 
 #: Sections that always hold what ships with moebench.
@@ -203,6 +206,23 @@ def batches(runs: Sequence[Document]) -> list[dict[str, Any]]:
         drawn.append({"id": f"batches-{index + 1}", "spec": over_batches(colours),
                       "rows": over_batch.rows(systems), "title": place,
                       "said": over_batch.order(systems), "part": part})  # fmt: skip
+    return drawn
+
+
+def searches(found: Sequence[Searched]) -> list[dict[str, Any]]:
+    """Return each place of each search: its two charts with rows, and its table."""
+    drawn: list[dict[str, Any]] = []
+    for one in found:
+        for place in one.places:
+            name = f"search-{len(drawn) + 1}"
+            across, rows = of_searches.candidate_rows(place)
+            part = Part("", of_searches.HEADERS, of_searches.lines(place))
+            drawn.append({
+                "id": name, "spec": search_charts.trials(), "rows": of_searches.history_rows(one),
+                "second": f"{name}-candidates", "second_spec": search_charts.candidates(across),
+                "second_rows": rows, "title": place.place, "said": of_searches.said(one, place),
+                "part": part,
+            })  # fmt: skip
     return drawn
 
 

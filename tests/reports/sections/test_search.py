@@ -1,0 +1,56 @@
+"""The report's section on searches: its points, its table and its sentence."""
+
+import pytest
+
+from moebench.reports.sections import search
+from moebench.results.searches import Searched
+from tests.results.test_searches import SEARCH
+
+ONE = Searched.model_validate(SEARCH)
+(PLACE,) = ONE.places
+
+
+def test_trials_are_points_in_their_order_with_the_best_so_far() -> None:
+    rows = search.history_rows(ONE)
+    assert [row["kind"] for row in rows] == ["published", "stopped early", "composition"]
+    assert [row["best"] for row in rows] == [1.0, 1.0, 0.9]
+    assert [row["ratio"] for row in rows] == [1.0, 3.5, 0.9]
+    assert [row["drawn"] for row in rows] == [1.0, 2.0, 0.9]
+    assert [row["name"] for row in rows] == ["fiddler", "trial 1", "trial 2"]
+
+
+def test_a_trial_beyond_the_limit_is_never_the_best() -> None:
+    history = [{"trial": 0, "values": [1.0, 0.0]}, {"trial": 1, "values": [0.5, 0.9]},
+               {"trial": 2, "values": [0.8, 0.1]}]  # fmt: skip
+    lossy = Searched.model_validate(SEARCH | {"limit_kl": 0.2, "history": history})
+    assert [row["best"] for row in search.history_rows(lossy)] == [1.0, 1.0, 0.8]
+
+
+def test_candidates_are_drawn_over_kl_where_it_was_computed() -> None:
+    across, rows = search.candidate_rows(PLACE)
+    assert across == "memory"
+    assert [(row["name"], row["memory"], row["tpot"]) for row in rows] == [
+        ("trial 2", 8.0, 9.0), ("fiddler", 8.5, 10.0),
+    ]  # fmt: skip
+    first = SEARCH["places"][0]["validation"][0] | {"kl": 1e-4}
+    lossy = Searched.model_validate(
+        SEARCH | {"places": [SEARCH["places"][0] | {"validation": [first]}]}
+    )
+    assert search.candidate_rows(lossy.places[0])[0] == "kl"
+
+
+def test_the_table_says_what_is_not_clear_and_what_was_refused() -> None:
+    assert search.lines(PLACE) == [
+        ["prompts", "9.00", "fiddler", "10.00", "0.900"],
+        ["link × 0.7", "9.90", "fiddler", "10.00", "0.990 (not clear)"],
+        ["machine a100", "", "it does not fit", "", ""],
+    ]
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["10.0% faster than fiddler", "predicted ratios: 60%", "7.0 ms (clairvoyant), 8.0 ms",
+     "2 compositions were evaluated", "assign=host evict=lfru"],
+)  # fmt: skip
+def test_the_sentence_names_all_that_matters(part: str) -> None:
+    assert part in search.said(ONE, PLACE)
