@@ -13,12 +13,14 @@ from moebench.reports.sections.history import Since
 from moebench.reports.sections.throughput import Point
 from moebench.results.claims import Axis, Exhibit
 from moebench.results.metrics import metric_of
+from moebench.results.searches import Searched
 from tests.browser import open_page, texts
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.compare.test_history import made
 from tests.reports.samples import HOSTILE, compared, hostile_run, run, spans
 from tests.reports.sections.claims_fixture import DAOP, EQUAL, SMOE
 from tests.reports.sections.test_claims import DIFFERS, UNMEASURED, result
+from tests.results.test_searches import SEARCH
 
 
 def draw_all(tab: Any) -> list[str]:
@@ -41,7 +43,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = {one["run_id"]: f"moebench run --id {one['run_id']}" for one in runs}
     pictures = {one["run_id"]: spans(3) for one in runs}
     out = tmp_path_factory.mktemp("browser") / "report.html"
-    render(Contents(runs, commands, pictures, views(ROWS, ITEMS), curves=curves), out)
+    searches = [Searched.model_validate(SEARCH)]
+    render(Contents(runs, commands, pictures, views(ROWS, ITEMS), curves=curves,
+                    searches=searches), out)  # fmt: skip
     return out
 
 
@@ -50,6 +54,7 @@ def test_every_figure_is_drawn_without_a_network(browser: Any, store: Path) -> N
     for button in tab.locator(".more button:visible").all():
         button.click()
     names = draw_all(tab)
+    assert tab.locator("#searches svg.marks").count() == 2
     assert {"trade-kl", "over-batch", "time-share", "ablation", "throughput", "bound",
             "timeline"} <= {*names}  # fmt: skip
     assert tab.locator(".chart svg.marks").count() == len(names)
