@@ -43,8 +43,9 @@ def search(
         option("Largest KL divergence from the model, in nats a token [lossless].", min=0),
     ] = None,
     systems: Annotated[
-        str, option("Published systems to begin with and to beat, separated by commas.")
-    ] = "all",
+        str | None,
+        option("Published systems to begin with and to beat, separated by commas [all]."),
+    ] = None,
     own: Annotated[str | None, option("A system of your own among them: module:Class.")] = None,
     learned: Annotated[
         bool, option("Also choose policies that train networks.", "--learned")
@@ -86,7 +87,7 @@ def search(
     from moebench.harness.search.search import search as carried_out
 
     request = Request(
-        questions=questions, systems=systems_of(_listed(systems), own),
+        questions=questions, systems=systems_of(_listed(systems or "all"), own),
         trials=trials or (TRIALS if hours is None else MANY), hours=inf if hours is None else hours,
         jobs=jobs_here(jobs), limit=kl, learned=learned, seed=given.get("seed") or 0,
     )  # fmt: skip

@@ -44,6 +44,14 @@ OPTIONS = {
         "--traces", "--set", "--jobs", "--ray", "--dry-run", "--force", "--retry-failed",
         "--no-samples", "--data-dir", "--store", "--json",
     },
+    "search": {
+        "--setting", "--settings", "--one-rule", "--model", "--machine", "--software", "--weights",
+        "--precision", "--quant", "--expert-dtype", "--workload", "--batch", "--capacity",
+        "--cache-ratio", "--slots", "--new-tokens", "--device-memory", "--free-host-gb",
+        "--calibrate-texts", "--routing", "--seed", "--trials", "--hours", "--kl", "--systems",
+        "--own", "--learned", "--name", "--out", "--jobs", "--ray", "--data-dir", "--store",
+        "--json",
+    },
     "list": {"--long", "--json"},
     "compare": {
         "--systems", "--settings", "--workloads", "--batches", "--mixed", "--store", "--markdown",

@@ -38,7 +38,9 @@ def test_the_order_changes_where_another_system_passes():
     assert batches.crossings(dict(reversed(made.items()))) == [(64, "stream", "static")]
     assert batches.order(TIMES["m, x"]) == "Order: at 64 stream passes static."
     three = {**TIMES["m, x"], "third": {8: 90.0, 64: 200.0}}
-    assert batches.order(three) == "Order: at 64 stream and third pass static."
+    assert batches.order(three) == (
+        "Order: at 64 stream and third pass static; at 64 stream passes third."
+    )
     assert batches.order(TIMES["n, x"]) == "Order: it never changes."
 
 
