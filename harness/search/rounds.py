@@ -13,7 +13,7 @@ from typing import Any
 from moebench.harness.search.composition import BASE, Sets, Space, refusal
 from moebench.harness.search.evaluation import Evaluator, Measured, Refused, paired
 from moebench.harness.search.question import VALIDATED, Question, Seeds
-from moebench.harness.search.study import RUNS, SETS, STOPPED, SYSTEM, Asked, Told, Trials
+from moebench.harness.search.study import SETS, STOPPED, SYSTEM, Asked, Told, Trials
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError
 from moebench.systems.options import build
@@ -265,7 +265,7 @@ class Search:
     # ------------------------------------------------------------------ what comes of it
 
     def ranked(self, trials: Trials) -> list[Candidate]:
-        """Return evaluated candidates within the limit, the fastest first; equal ones once."""
+        """Return evaluated candidates within the limit, fastest first; equally fast ones once."""
         found: dict[str, tuple[float, int, Candidate]] = {}
         for trial in trials.done():
             if trial.user_attrs.get(STOPPED) or not self._holds(trial.values):
@@ -274,7 +274,7 @@ class Search:
             sets = trial.user_attrs[SETS]
             one = candidate(trial.number, sets) if system is None else Candidate(
                 name=system, system=system, sets=sets)  # fmt: skip
-            key = repr(tuple(trial.user_attrs[RUNS]))
+            key = repr(trial.values)  # equal to the last digit: they decide alike
             entry = (trial.values[0], trial.number, one)
             if key not in found or entry[:2] < found[key][:2]:
                 found[key] = entry
