@@ -164,16 +164,15 @@ class Search:
 
     def _refusal(self, sets: Sets) -> str | None:
         """Return why a composition cannot run, as far as that is known without a run."""
-        why = refusal(sets, self.limit is not None)
-        if why is not None:
-            return why
-        one = candidate(0, sets)
+        why, one = refusal(sets, self.limit is not None), candidate(0, sets)
         for place in self.places:
-            spec = self._spec(one, place, place.seeds.search[0])
-            why = spec.why if isinstance(spec, Refused) else self._evaluator.problem(spec)
-            if why is not None:
-                return why
-        return None
+            why = why or self._problem(one, place, 1)
+        return why
+
+    def _problem(self, one: Candidate, place: Place, batches: int) -> str | None:
+        """Return why a candidate cannot run in a place, as far as that is known without a run."""
+        spec = self._spec(one, place, place.seeds.search[0], batches)
+        return spec.why if isinstance(spec, Refused) else self._evaluator.problem(spec)
 
     def _announce(self, one: Asked, told: Told, leader: "Candidate") -> None:
         if told.values is None or told.stopped or not self._holds(told.values):
@@ -284,8 +283,15 @@ class Search:
         self, candidates: Sequence[Candidate], place: Place, progress: Callable[[int, int], None],
         **more: Any,
     ) -> dict[str, Measured | Refused]:  # fmt: skip
-        """Return the runs of candidates on the prompts of validation, by name."""
-        specs = [self._spec(one, place, place.seeds.validation, VALIDATED, **more)
+        """Return the runs of candidates on the prompts of validation, by name.
+
+        Recordings may hold fewer prompts: as many whole batches as there are.
+        """
+        batches = next(
+            (n for n in range(VALIDATED, 1, -1) if self._problem(candidates[0], place, n) is None),
+            1,
+        )  # fmt: skip
+        specs = [self._spec(one, place, place.seeds.validation, batches, **more)
                  for one in candidates]  # fmt: skip
         found = self._evaluator.run(specs, progress)
         return {one.name: run for one, run in zip(candidates, found, strict=True)}

@@ -153,3 +153,16 @@ def test_time_ends_a_search(trials: Trials) -> None:
     search.published(SYSTEMS, lambda done, total: None)
     search.run(trials, 5, time.monotonic() - 1, 1, lambda done, total: None)
     assert trials.evaluated() == 0
+
+
+@pytest.mark.parametrize(("held", "read"), [(9, 5), (4, 4), (1, 1)])
+def test_recordings_with_few_prompts_are_read_as_far_as_they_go(held: int, read: int) -> None:
+    evaluator = MadeUp(speed)
+    evaluator.problem = (  # type: ignore[method-assign]
+        lambda spec: "too few" if spec.prompts > held else None
+    )
+    search = Search([S1], evaluator, None, lambda line: None)  # type: ignore[arg-type]
+    runs = search.validated(SYSTEMS, S1, lambda done, total: None)
+    assert {*runs} == {"lfru", "moe-ondemand"}
+    assert {spec.prompts for spec in evaluator.ran} == {read}
+    assert {spec.seed for spec in evaluator.ran} == {S1.seeds.validation}
