@@ -6,7 +6,8 @@ of the catalogue, and on the same machine with another link, host or hand-off.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from moebench.harness.search.question import Question
@@ -35,11 +36,16 @@ GROUPS = {
 _ALIKE = ("link.pinned_h2d", "host.gemv_bandwidth", "gpu.bandwidth")
 
 
-def held_out(question: Question, model: str, machine: str, chosen: str) -> Iterator[Question]:
+def held_out(
+    question: Question, model: str, machine: str, chosen: str,
+    possible: Callable[[Question], bool] = lambda question: True,
+) -> Iterator[Question]:  # fmt: skip
     """Yield places to compare in, besides other prompts of the same workload.
 
     Args:
         model, machine, chosen: of the question's runs: model, machine and workload.
+        possible: whether the composition can run in a place; the most similar machine is taken on
+            which it can.
     """
     for name in workload_names():
         if name != chosen and workload(name).source == "generated":
@@ -47,8 +53,9 @@ def held_out(question: Question, model: str, machine: str, chosen: str) -> Itera
             break
     if question.data_dir is not None and _recorded(model, question.data_dir):
         yield question.with_("recordings of the real model", routing="real")
-    for neighbour in _neighbours(question, machine)[:1]:
-        yield question.with_(f"machine {neighbour}", machine=neighbour)
+    others = (question.with_(f"machine {name}", machine=name)
+              for name in _neighbours(question, machine))  # fmt: skip
+    yield from islice(filter(possible, others), 1)
     for name, fields in GROUPS.items():
         for factor in (1 - MOVED, 1 + MOVED):
             moved = _moved(question, machine, fields, factor)

@@ -199,7 +199,12 @@ def _everywhere(
     place, found = outcome.place, outcome.found
     assert found is not None
     spec = place.question.spec(BASE, {}, 1, place.seeds.validation)
-    questions = [*held_out(place.question, spec.model, spec.machine, spec.workload)]
+    questions = [
+        *held_out(
+            place.question, spec.model, spec.machine, spec.workload,
+            lambda question: search.possible(found, replace(place, question=question)),
+        )
+    ]  # fmt: skip
     for number, question in enumerate(questions, 1):
         there = replace(place, question=question)
         runs = search.validated([found, *known], there, lambda done, total: None)

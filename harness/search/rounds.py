@@ -169,6 +169,10 @@ class Search:
             why = why or self._problem(one, place, 1)
         return why
 
+    def possible(self, one: Candidate, place: Place) -> bool:
+        """Whether a candidate can run in a place, as far as that is known without a run."""
+        return self._problem(one, place, 1) is None
+
     def _problem(self, one: Candidate, place: Place, batches: int) -> str | None:
         """Return why a candidate cannot run in a place, as far as that is known without a run."""
         spec = self._spec(one, place, place.seeds.search[0], batches)

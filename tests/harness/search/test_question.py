@@ -1,5 +1,6 @@
 """Prompts of a search, and places that it has not seen."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,16 @@ def test_the_machine_next_to_it_has_another_card() -> None:
                for one in held_out(S1, spec.model, spec.machine, spec.workload)
                if one.name.startswith("machine")]  # fmt: skip
     assert load_profile(name).gpu.name != load_profile(spec.machine).gpu.name
+
+
+def test_it_is_the_next_one_on_which_the_composition_can_run() -> None:
+    spec = S1.spec("moe-ondemand", {}, 1, 0)
+
+    def machines(possible: Callable[[Question], bool]) -> list[str]:
+        found = held_out(S1, spec.model, spec.machine, spec.workload, possible)
+        return [one.given["machine"] for one in found if one.name.startswith("machine")]
+
+    (nearest,) = machines(lambda question: True)
+    (next_one,) = machines(lambda question: question.given["machine"] != nearest)
+    assert next_one != nearest
+    assert machines(lambda question: False) == []
