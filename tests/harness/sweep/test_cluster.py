@@ -109,3 +109,13 @@ def test_no_cluster_is_one_line() -> None:
     called = call("sweep", "--systems", "moe-ondemand", "--settings", "S3", "--ray", "127.0.0.1:1")
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "no Ray cluster answers there" in called.err
+
+
+def test_search_on_a_cluster_equals_a_local_search(cluster: Any, tmp_path: Path) -> None:
+    asked = ("search", "--setting", "S3", "--workload", "arithmetic", "--new-tokens", "3",
+             "--systems", "moe-ondemand,fiddler", "--calibrate-texts", "2", "--trials", "2",
+             "--jobs", "1", "--json")  # fmt: skip
+    there = call(*asked, "--ray", cluster.address, "--store", tmp_path / "there")
+    here = call(*asked, "--store", tmp_path / "here")
+    assert there.code == here.code, there.err
+    assert there.json["history"] == here.json["history"]
