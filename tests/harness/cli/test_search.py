@@ -39,11 +39,16 @@ def test_a_search_ends_with_a_verdict_and_goes_on_from_its_store(here: Path) -> 
     assert len(more["history"]) >= len(document["history"])
 
 
-def test_it_is_shown_as_tables(here: Path) -> None:
-    called = call(*PLACE, "--trials", "2")
+def test_it_is_shown_as_tables_with_a_system_of_ones_own(here: Path) -> None:
+    (here / "mine_too.py").write_text(
+        "from moebench.systems.baselines import MoEOnDemand\n\n"
+        "class Mine(MoEOnDemand):\n    pass\n"
+    )
+    called = call(*PLACE, "--trials", "2", "--own", "mine_too:Mine")
     assert called.code in (0, 1)
     assert "candidate\tTPOT\tKL" in called.out
     assert "moe-ondemand\t" in called.out
+    assert "mine_too:Mine\t" in called.out
     assert "S3: " in called.err
 
 
