@@ -2,7 +2,8 @@
 
 A composition is `moe-ondemand` with its six decisions replaced, their options, and a few options of
 a system: whether layers share slots, whether the host computes a layer's experts as one operation,
-whether copies are from page-locked memory, and whether experts in flight are waited for.
+with which kernels it multiplies quantised ones, whether copies are from page-locked memory, and
+whether experts in flight are waited for.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ BASE = "moe-ondemand"
 RUNTIME: Mapping[str, Sequence[str]] = {
     "scope": ("global", "layer"),
     "host_together": ("False", "True"),
+    "host_kernels": ("unpacking", "fused"),
     "pinned_copies": ("null", "true"),
     "in_flight": ("wait", "host"),
 }

@@ -7,7 +7,7 @@ validation  the best of both on `VALIDATED` batches that the search has not seen
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moebench.harness.search.composition import BASE, Sets, Space, refusal
@@ -68,6 +68,8 @@ class Search:
         self.places, self._evaluator, self.limit, self._say = places, evaluator, limit, say
         #: Runs of candidates on the batches of the search, by name and place.
         self._runs: dict[tuple[str, str], list[Measured]] = {}
+        #: Published candidates that ran in every place.
+        self._everywhere: list[Candidate] = []
         #: For each place the fastest published candidate, whose times are the unit of objectives.
         self.best: dict[str, Candidate] = {}
 
@@ -101,6 +103,9 @@ class Search:
                 why = next(iter(refused.values()), "no system was given")
                 raise MoeBenchError(f"{name}: no published system can be compared with: {why}")
             self.best[name] = min(possible, key=lambda one: self.tpot(one.name, name))
+        self._everywhere = [
+            one for one in systems if all(self.within(one.name, place) for place in self.best)
+        ]
         return refused
 
     def _allowed(self, runs: Sequence[Measured]) -> bool:
@@ -178,28 +183,24 @@ class Search:
         spec = self._spec(one, place, place.seeds.search[0], batches)
         return spec.why if isinstance(spec, Refused) else self._evaluator.problem(spec)
 
-    def _announce(self, one: Asked, told: Told, leader: "Candidate") -> None:
+    def _announce(self, one: Asked, told: Told, leader: Candidate | None) -> None:
         if told.values is None or told.stopped or not self._holds(told.values):
             return
-        if told.values[0] < self.ratio(leader.name):
+        if leader is None or told.values[0] < self.ratio(leader.name):
             self._say(f"trial {one.number}: {told.values[0]:.3f} of the best published TPOT")
 
     def _holds(self, values: Sequence[float]) -> bool:
         return self.limit is None or values[1] <= self.limit
 
-    def _leader(self, trials: Trials) -> Candidate:
+    def _leader(self, trials: Trials) -> Candidate | None:
         """Return the best candidate so far, whose tokens others are compared with.
 
-        Its runs are in the store, if it is of a search that goes on.
+        Its runs are in the store, if it is of a search that goes on.  None if no published system
+        ran in every place, and no composition yet.
         """
-        candidates = [one for one in self.ranked(trials) if not one.published]
-        for one in candidates[:1]:
-            if self._load(one) and self.ratio(one.name) < self._best_ratio():
-                return one
-        return min(self.best.values(), key=lambda one: self.ratio(one.name))
-
-    def _best_ratio(self) -> float:
-        return min(self.ratio(one.name) for one in self.best.values())
+        own = [one for one in self.ranked(trials) if not one.published][:1]
+        candidates = [one for one in (*own, *self._everywhere) if self._load(one)]
+        return min(candidates, key=lambda one: self.ratio(one.name), default=None)
 
     def _load(self, one: Candidate) -> bool:
         """Take a candidate's runs from the store; return whether it can run."""
@@ -212,7 +213,7 @@ class Search:
             self._runs[one.name, place.question.name] = pair
         return True
 
-    def _evaluate(self, asked: Sequence[Asked], leader: Candidate) -> Iterator[Told]:
+    def _evaluate(self, asked: Sequence[Asked], leader: Candidate | None) -> Iterator[Told]:
         """Yield the outcomes of a round: first batches of all, then second ones of those left."""
         candidates = [candidate(one.number, one.sets) for one in asked]
         runs: list[dict[str, list[Measured]]] = [{} for _ in asked]
@@ -231,7 +232,7 @@ class Search:
                 for name, run in ran.items():
                     assert isinstance(run, Measured)
                     runs[i].setdefault(name, []).append(run)
-                if batch == 0 and self._loses(runs[i], leader):
+                if batch == 0 and leader is not None and self._loses(runs[i], leader):
                     told[i] = Told(self._estimate(runs[i], leader), stopped=True,
                                    runs=_ids(runs[i]))  # fmt: skip
         for one, of_trial, outcome in zip(candidates, runs, told, strict=True):
@@ -282,6 +283,31 @@ class Search:
             if key not in found or entry[:2] < found[key][:2]:
                 found[key] = entry
         return [one for _, _, one in sorted(found.values(), key=lambda entry: entry[:2])]
+
+    def simplified(self, one: Candidate) -> Candidate:
+        """Return a composition without the decisions and options that gain nothing.
+
+        Each is left to the base in turn, and stays so if no objective on the batches of the search
+        is worse.
+        """
+        if not self._load(one):
+            return one
+        sets, values = dict(one.sets), self.values(one.name)
+        decisions = [key for key in sets if "." not in key]
+        options = [key for key in sets if "." in key]
+        for key in (*decisions, *options):
+            fewer = {k: v for k, v in sets.items() if k != key and not k.startswith(f"{key}.")}
+            if fewer == sets or self._refusal(fewer) is not None:
+                continue
+            other = replace(one, name=f"{one.name}: {sorted(fewer.items())}", sets=fewer)
+            if self._load(other):
+                found = self.values(other.name)
+                if all(new <= old for new, old in zip(found, values, strict=True)):
+                    sets, values = fewer, found
+        if sets == one.sets:
+            return one
+        simple = replace(one, name=f"{one.name}, simplified", sets=sets)
+        return simple if self._load(simple) else one
 
     def validated(
         self, candidates: Sequence[Candidate], place: Place, progress: Callable[[int, int], None],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness.run.identity import code_hash
-from moebench.harness.search.composition import BASE, Sets, Space, space_of
+from moebench.harness.search.composition import BASE, RUNTIME, Sets, Space, space_of
 from moebench.harness.search.evaluation import Evaluator
 from moebench.harness.search.outcome import Outcome, Row, validate
 from moebench.harness.search.question import Question, seeds_of
@@ -63,7 +63,7 @@ class Request:
                           for one in self.questions],
             "systems": list(self.systems), "limit": self.limit, "learned": self.learned,
             "seed": self.seed, "jobs": self.jobs, "code": code_hash(),
-            "version": VERSION,
+            "version": VERSION, "runtime": dict(RUNTIME),
         }  # fmt: skip
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -58,6 +58,8 @@ def source(name: str, sets: Sets, provenance: str) -> str:
             fields.append(f"    {option}: {kind} = {getattr(system, option)!r}")
             if option == "scope":
                 imports.setdefault("moebench.substrate.memory.cache", set()).add("Scope")
+            if kind == "HostKernels":
+                imports.setdefault("moebench.substrate.choices", set()).add(kind)
             if kind.startswith("Literal"):
                 imports.setdefault("typing", set()).add("Literal")
     lines = [_import(module, names) for module, names in sorted(imports.items())
@@ -78,7 +80,7 @@ def source(name: str, sets: Sets, provenance: str) -> str:
 
 #: The annotations of options of the system itself, but for ``scope``.
 _RUNTIME_KINDS = {
-    "host_together": "bool", "pinned_copies": "bool | None",
+    "host_together": "bool", "host_kernels": "HostKernels", "pinned_copies": "bool | None",
     "in_flight": 'Literal["wait", "host"]',
 }  # fmt: skip
 

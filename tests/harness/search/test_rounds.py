@@ -166,3 +166,33 @@ def test_recordings_with_few_prompts_are_read_as_far_as_they_go(held: int, read:
     assert {*runs} == {"lfru", "moe-ondemand"}
     assert {spec.prompts for spec in evaluator.ran} == {read}
     assert {spec.seed for spec in evaluator.ran} == {S1.seeds.validation}
+
+
+def test_decisions_that_gain_nothing_are_left_out(trials: Trials) -> None:
+    """Only the eviction and the prefetch change a made-up run's time."""
+    search = searched(trials, MadeUp(speed), 4)
+    sets = {"evict": "lru", "prefetch": "next-gate", "prefetch.experts": "3", "place": "last-ids",
+            "place.equal_layers": "true", "assign": "balanced", "scope": "layer"}  # fmt: skip
+    one = Candidate(name="trial 9", system="moe-ondemand", sets=sets, trial=9)
+    found = search.simplified(one)
+    assert found.sets == {"prefetch": "next-gate"}
+    assert found.name == "trial 9, simplified"
+    assert search.tpot(found.name, "S1") == search.tpot("trial 9", "S1")
+    assert search.simplified(found) is found
+
+
+def test_a_system_that_runs_in_one_place_alone_is_beaten_there(trials: Trials) -> None:
+    """The best one of S1 cannot run in S3, and the other one cannot in S1."""
+
+    def by_place(spec: RunSpec) -> float | None:
+        if spec.system == "lfru" or "evict" not in spec.overrides:
+            possible = (spec.system == "lfru") == (spec.setting == "S1")
+            return 11.0 if possible else None
+        return speed(spec)
+
+    search = searched(trials, MadeUp(by_place), 8, (S1, S3))
+    assert {place: one.name for place, one in search.best.items()} == {
+        "S1": "lfru", "S3": "moe-ondemand",
+    }  # fmt: skip
+    assert trials.evaluated() == 8
+    assert all(search.ratio(one.name) > 0 for one in search.ranked(trials))

@@ -128,10 +128,10 @@ def test_a_killed_search_ends_with_the_same_trials(
 
 def test_what_is_refused_is_counted_and_not_evaluated(tmp_path: Path) -> None:
     with closing(opened(tmp_path / "a.db")) as trials:
-        carried_out(trials, 20)
+        carried_out(trials, 36)
         counts = trials.counts()
         assert all(refused(one.user_attrs[SETS]) is None for one in trials.done())
-    assert counts["evaluated"] + counts["refused_by_run"] == 20
+    assert counts["evaluated"] + counts["refused_by_run"] == 36
     assert counts["refused_before"] > 0
     assert counts["refused_by_run"] > 0
 
