@@ -37,10 +37,10 @@ PARENTS, EXCHANGED = 10, 0.5
 #: Most compositions that cannot run which a trial draws before it is given up.
 TRIES = 200
 
-#: Attributes of a trial: its round, its composition, the published system that it is, why it cannot
-#: run, whether it was stopped early, and the ids of its runs.
-ROUND, SETS, SYSTEM, REFUSED, STOPPED, RUNS = (
-    "round", "sets", "system", "refused", "stopped", "runs"
+#: Attributes of a trial: its ordinal, its round, its composition, the published system that it is,
+#: why it cannot run, whether it was stopped early, and the ids of its runs.
+ORDINAL, ROUND, SETS, SYSTEM, REFUSED, STOPPED, RUNS = (
+    "ordinal", "round", "sets", "system", "refused", "stopped", "runs"
 )  # fmt: skip
 
 #: Why a composition cannot run, known without running it; None if it may.
@@ -48,10 +48,17 @@ Refusal = Callable[[Sets], str | None]
 
 
 class Asked(NamedTuple):
-    """A trial that is to be evaluated: its number in the file, and its composition."""
+    """A trial that is to be evaluated.
+
+    Attributes:
+        number: in the file, which also counts trials that were killed as they were drawn.
+        sets: its composition.
+        ordinal: the number of trials before it that were drawn.
+    """
 
     number: int
     sets: dict[str, str]
+    ordinal: int
 
 
 class Told(NamedTuple):
@@ -144,7 +151,8 @@ class Trials:
         of_last = [t for t in trials if t.user_attrs.get(ROUND) == last]
         running = [t for t in of_last if t.state == TrialState.RUNNING]
         told = any(t.state == TrialState.COMPLETE or _failed(t) for t in of_last)
-        asked = [Asked(t.number, dict(t.user_attrs[SETS])) for t in running]
+        asked = [Asked(t.number, dict(t.user_attrs[SETS]), t.user_attrs[ORDINAL])
+                 for t in running]  # fmt: skip
         if asked and told:
             return asked  # the round was complete, and some of it is told
         now = last if asked else last + 1
@@ -164,13 +172,14 @@ class Trials:
         trial = self._study.ask()
         sets = self._space.suggest(trial)
         trial.set_user_attr(SETS, sets)
+        trial.set_user_attr(ORDINAL, number)
         why = refusal(sets)
         if why is not None:
             trial.set_user_attr(REFUSED, why)
             self._study.tell(trial, state=TrialState.PRUNED)
             return None
         trial.set_user_attr(ROUND, now)
-        return Asked(trial.number, sets)
+        return Asked(trial.number, sets, number)
 
     def _exchange(self, trials: Sequence[FrozenTrial], draws: Random) -> None:
         """Let the next trial be a good one with one decision of another, or with one drawn anew.

@@ -10,7 +10,7 @@ import pytest
 from optuna.storages import RDBStorage
 
 from moebench.harness.search.composition import Space
-from moebench.harness.search.study import SETS, SYSTEM, Told, Trials
+from moebench.harness.search.study import ORDINAL, SETS, SYSTEM, Told, Trials
 from moebench.substrate.errors import InputError, UsageError
 from moebench.systems.registry import DECISIONS
 from moebench.systems.space import policies
@@ -56,7 +56,7 @@ def carried_out(trials: Trials, number: int, jobs: int = 2) -> None:
 
 
 def results(trials: Trials) -> list[Any]:
-    return [(one.user_attrs[SETS], one.values) for one in trials.done()]
+    return [(one.user_attrs[ORDINAL], one.user_attrs[SETS], one.values) for one in trials.done()]
 
 
 def test_trials_choose_the_best_more_and_more(tmp_path: Path) -> None:
