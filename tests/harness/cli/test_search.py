@@ -41,8 +41,7 @@ def test_a_search_ends_with_a_verdict_and_goes_on_from_its_store(here: Path) -> 
 
 def test_it_is_shown_as_tables_with_a_system_of_ones_own(here: Path) -> None:
     (here / "mine_too.py").write_text(
-        "from moebench.systems.baselines import MoEOnDemand\n\n"
-        "class Mine(MoEOnDemand):\n    pass\n"
+        "from moebench.systems.baselines import MoEOnDemand\n\nclass Mine(MoEOnDemand):\n    pass\n"
     )
     called = call(*PLACE, "--trials", "2", "--own", "mine_too:Mine")
     assert called.code in (0, 1)
