@@ -328,9 +328,10 @@ def _alike(op: Op) -> tuple[OpKind, tuple[int, ...]]:
 
 def _point(times: Sequence[float], rows: int, pairs: int = 0) -> Point:
     low, median, high = np.percentile(times, (25, 50, 75))
+    # A clock that is coarser than the operation shows none of its spread.
+    spread = (high - low) / median if median else 0.0
     return Point(
-        rows=rows, pairs=pairs, ns=round(float(median)),
-        spread=round(float((high - low) / median), 4),
+        rows=rows, pairs=pairs, ns=round(float(median)), spread=round(float(spread), 4)
     )  # fmt: skip
 
 

@@ -49,6 +49,11 @@ def test_a_time_that_falls_with_the_number_has_no_constant_part():
     assert each.ns == pytest.approx((9_000 + 2_000) / 2)
 
 
+def test_a_time_that_the_clock_does_not_resolve_has_no_spread():
+    found = _point([0, 0, 0, 0], 8, 36)
+    assert (found.ns, found.spread) == (0, 0.0)
+
+
 def test_points_are_by_kind_rows_and_for_attention_by_length():
     passes = [
         (8, 1, [span(OpKind.ATTEND, 0, 100, pairs=36), span(OpKind.GATE, 0, 7), experts(1, 999)]),
