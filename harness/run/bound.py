@@ -118,8 +118,9 @@ def _spread(number: int, of: int) -> list[int]:
 def step_costs(machine: SimulatedMachine, engine: Engine, batch: int) -> StepCosts:
     """Return the least times of a token's parts, whichever system runs.
 
-    Experts are copied from page-locked memory, one copy each, and the host may compute them, handed
-    over together or one by one; all else costs what it costs the run's own system.
+    Experts are copied from page-locked memory, one copy each, and the host may compute them, with
+    fused kernels, handed over together or one by one; all else costs what it costs the run's own
+    system.
     """
     shape = engine.model.shape
     rows, cached = (batch,), engine.cached * batch
@@ -149,7 +150,7 @@ def step_costs(machine: SimulatedMachine, engine: Engine, batch: int) -> StepCos
                for form in forms for n in {1, most}]  # fmt: skip
     return StepCosts(
         device=min(machine.estimate_ns(op, Lane.DEVICE) for op in one),
-        host=min(machine.estimate_ns(op, Lane.HOST) / len(op.rows) for op in at_once),
+        host=min(machine.costs.least_host_ns(op) / len(op.rows) for op in at_once),
         link=min(machine.costs.least_load_ns(form) for form in forms),
         read=min(least_read_ns(machine, form) for form in forms),
         shared=shared[0],

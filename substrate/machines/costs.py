@@ -7,6 +7,7 @@ the lanes; it depends on the profile's kind of software.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import pairwise
 from typing import NamedTuple, get_args
 
@@ -260,6 +261,12 @@ class CostModel:
         fastest = max(link.h2d(pinned).bytes_per_s for pinned in (True, False))
         alone_ns = link.copy_fixed.ns + size / (fastest * link.in_engine_efficiency.ratio) * 1e9
         return min(alone_ns, self.ns(Op(OpKind.LOAD, 0, form=form), Lane.H2D))
+
+    def least_host_ns(self, op: Op) -> float:
+        """Return the least time of experts on the host: with fused kernels."""
+        fused = copy(self)
+        fused._host_kernels, fused._dispatch_ns = "fused", 0
+        return min(fused.ns(op, Lane.HOST), self.ns(op, Lane.HOST))
 
     def _copies(self, op: Op) -> float:
         """Return the number of copies of which a transfer consists."""
