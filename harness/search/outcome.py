@@ -138,7 +138,8 @@ def validate(
         (one for one in systems if search.within(one.name, name)),
         key=lambda one: search.tpot(one.name, name),
     )[:VALIDATED_KNOWN]  # fmt: skip
-    own = [one for one in search.ranked(trials) if not one.published][:VALIDATED_FOUND]
+    most = VALIDATED_FOUND if len(search.places) == 1 else 1  # one rule is the same everywhere
+    own = [one for one in search.ranked(trials) if not one.published][:most]
     progress("fewer decisions")
     own = [search.simplified(one) if rank == 0 else one for rank, one in enumerate(own)]
     runs = search.validated([*known, *own], place, progress("validation"))

@@ -56,6 +56,7 @@ def test_one_rule_is_looked_for_in_several_places(here: Path) -> None:
     found = call(*place, "--settings", "S3,S1", "--one-rule", "--trials", "1", "--json")
     assert found.code in (0, 1), found.err
     assert [one["place"] for one in found.json["places"]] == ["S3", "S1"]
+    assert len({json.dumps(one["found"], sort_keys=True) for one in found.json["places"]}) == 1
 
 
 def test_lossy_compositions_are_computed(here: Path) -> None:
