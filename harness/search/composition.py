@@ -196,7 +196,7 @@ def _param(one: Dimension, value: Any) -> dict[str, Any]:
 
 
 def _apart(one: Dimension) -> bool:
-    """Whether an option's default is no number of its range: null, or 0 for the model's top-k."""
+    """Whether an option's default is outside its range: null, or 0 for the model's top-k."""
     low, high = _range(one)
     return one.default is None or not low <= one.default <= high
 
