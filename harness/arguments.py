@@ -22,6 +22,21 @@ def find_data_dir(given: Path | None) -> Path | None:
     return given
 
 
+def listed(text: str, option: str = "") -> list[str]:
+    """Return the values of a text that are separated by commas.
+
+    Args:
+        option: names it in the message.
+
+    Raises UsageError: a value is empty.
+    """
+    values = [value.strip() for value in text.split(",")]
+    if not all(values):
+        named = f"{option} " if option else ""
+        raise UsageError(f"{named}{text!r}: allowed: values separated by single commas")
+    return values
+
+
 def given_of(typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return typed run options, parsed, as keyword arguments of `harness.run.rules.resolve`.
 

@@ -128,11 +128,13 @@ def advise(
         write_page(html)
         if given.get("model") is None:
             return
+    from moebench.harness.arguments import listed
+
     _machine(
         given, store, json, gpu=gpu, cpu=cpu, ram=ram, memory=memory, bandwidth=bandwidth,
         link=link, copies=copies, disk=disk, context=length, prompt=prompt, tokens=tokens,
         bits=bits, lossless=lossless, config=config, buy=buy, fresh=fresh,
-        engines=[] if engines is None else _listed("--engines", engines),
+        engines=[] if engines is None else listed(engines, "--engines"),
     )  # fmt: skip
 
 
@@ -198,7 +200,7 @@ def _budget(
     from moebench.harness.advise.budget.choose import Demand, measured
     from moebench.harness.advise.budget.runs import Runs, scoring_for, systems_for
     from moebench.harness.advise.budget.runs import advise as find
-    from moebench.harness.arguments import find_data_dir, require_writable
+    from moebench.harness.arguments import find_data_dir, listed, require_writable
 
     unit = _unit(by)
     prompts, new_tokens, texts = (
@@ -207,7 +209,7 @@ def _budget(
     place = {**given, "scoring": scoring_for(unit, given.get("workload"))}
     place = {key: value for key, value in place.items() if value is not None}
     folder = find_data_dir(data_dir)
-    named = systems_for([] if systems is None else _listed("--systems", systems))
+    named = systems_for([] if systems is None else listed(systems, "--systems"))
     console.say_refused(named)
     require_writable(store)
     length = {"prompts": _whole_batches(prompts, given.get("batch", 1))}
@@ -251,23 +253,15 @@ def _unit(by: str) -> "By":
     raise UsageError(f"--by {by}: allowed: {', '.join(UNITS)}")
 
 
-def _listed(option: str, typed: str) -> list[str]:
-    from moebench.substrate.errors import UsageError
-
-    values = [value.strip() for value in typed.split(",")]
-    if not all(values):
-        raise UsageError(f"{option} {typed!r}: allowed: values separated by single commas")
-    return values
-
-
 def _alphas(typed: str | None) -> Sequence[float]:
     from moebench.harness.advise.budget.runs import ALPHAS
+    from moebench.harness.arguments import listed
     from moebench.substrate.errors import UsageError
 
     if typed is None:
         return ALPHAS
     try:
-        values = [float(text) for text in _listed("--alphas", typed)]
+        values = [float(text) for text in listed(typed, "--alphas")]
     except ValueError as error:
         raise UsageError(f"--alphas {typed}: allowed: numbers separated by commas") from error
     if not all(0 <= value <= 1 for value in values):

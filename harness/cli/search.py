@@ -71,8 +71,8 @@ def search(
     Exit code: 0 a composition is better, 1 none is, 130 interrupted.
     """
     from moebench.harness import console
-    from moebench.harness.arguments import find_data_dir, require_file, require_writable
-    from moebench.harness.cli.sweep import _workers
+    from moebench.harness.arguments import find_data_dir, listed, require_file, require_writable
+    from moebench.harness.cli.sweep import workers_on
     from moebench.harness.extras import require
     from moebench.harness.search.source import check_name
 
@@ -87,11 +87,11 @@ def search(
     from moebench.harness.search.search import search as carried_out
 
     request = Request(
-        questions=questions, systems=systems_of(_listed(systems or "all"), own),
+        questions=questions, systems=systems_of(listed(systems or "all", "--systems"), own),
         trials=trials or (TRIALS if hours is None else MANY), hours=inf if hours is None else hours,
         jobs=jobs_here(jobs), limit=kl, learned=learned, seed=given.get("seed") or 0,
     )  # fmt: skip
-    with _workers(ray, jobs, folder, store, True) as opened:
+    with workers_on(ray, jobs, folder, store, True) as opened:
         result = carried_out(
             request, store, folder, opened(False), console.progress, console.say
         )  # fmt: skip
@@ -113,6 +113,7 @@ def _questions(
 
     Raises MoeBenchError: an option contradicts another, or a place cannot be.
     """
+    from moebench.harness.arguments import listed
     from moebench.harness.search.question import Question
     from moebench.substrate.errors import UsageError
 
@@ -124,7 +125,7 @@ def _questions(
         return [Question(name=str(name), given=given, live=kl is not None, data_dir=data_dir)]
     if "setting" in given:
         raise UsageError("--settings and --setting: give one of them")
-    names = _listed(settings)
+    names = list(dict.fromkeys(listed(settings, "--settings")))
     if len(names) > 1 and not one_rule:
         raise UsageError(
             f"--settings {settings}: a search finds one composition; give --one-rule for one that "
@@ -134,15 +135,6 @@ def _questions(
         Question(name=one, given={**given, "setting": one}, live=kl is not None, data_dir=data_dir)
         for one in names
     ]
-
-
-def _listed(text: str) -> list[str]:
-    from moebench.substrate.errors import UsageError
-
-    values = [value.strip() for value in text.split(",")]
-    if not all(values):
-        raise UsageError(f"{text!r}: allowed: values separated by single commas")
-    return list(dict.fromkeys(values))
 
 
 def _write(result: "Result", name: str, out: Path) -> str | None:

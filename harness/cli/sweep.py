@@ -68,7 +68,7 @@ def sweep(
         raise typer.Exit(_show_plan(plan, kept, jobs, json))
     require_writable(store)
     if plan.todo:
-        with _workers(ray, jobs, folder, store, not no_samples) as workers:
+        with workers_on(ray, jobs, folder, store, not no_samples) as workers:
             forecast = forecast_of(plan.todo, kept, plan.planned, processes_for(jobs))
             count = counted(len(plan.todo), "cell")
             console.say(f"{count} to run, {forecast.processes} at a time, {forecast}")
@@ -82,10 +82,11 @@ def _specs(
 ) -> "list[RunSpec]":
     """Return the specs of all cells, from a sweep's file or the typed axes."""
     from moebench.harness import console
+    from moebench.harness.arguments import listed
     from moebench.harness.sweep.plan import cells_from_file, expand
     from moebench.substrate.errors import UsageError
 
-    lists = {name: _listed(text) for name, text in axes.items()}
+    lists = {name: listed(text) for name, text in axes.items()}
     if file is not None and (lists or overrides):
         raise UsageError(f"{file} and flags: give a file or flags, not both")
     if file is None and not lists:
@@ -97,17 +98,8 @@ def _specs(
         return expand(plan, data_dir, console.stderr().print, progress)
 
 
-def _listed(text: str) -> list[str]:
-    from moebench.substrate.errors import UsageError
-
-    values = [value.strip() for value in text.split(",")]
-    if not all(values):
-        raise UsageError(f"{text!r}: allowed: values separated by single commas")
-    return values
-
-
 @contextmanager
-def _workers(
+def workers_on(
     ray: str | None, jobs: int | None, data_dir: Path | None, store: Path, samples: bool
 ) -> "Iterator[Open]":
     """Open worker processes on this computer, or workers of a Ray cluster."""

@@ -18,6 +18,7 @@ from moebench.harness.search.rounds import (
 )
 from moebench.harness.search.study import Trials
 from moebench.results.published_errors import ratio_error
+from moebench.substrate.errors import UsageError
 from moebench.systems.options import build, describe, options_of
 from moebench.systems.registry import DECISIONS
 
@@ -134,10 +135,13 @@ def validate(
         progress: told what is done; returns what counts it.
     """
     name = place.question.name
-    known = sorted(
+    ranked = sorted(
         (one for one in systems if search.within(one.name, name)),
         key=lambda one: search.tpot(one.name, name),
-    )[:VALIDATED_KNOWN]  # fmt: skip
+    )  # fmt: skip
+    # On new prompts lossy ones may be beyond the limit; one without loss is not.
+    exact = [one for one in ranked if build(one.system, one.sets).lossless][:1]
+    known = list({one.name: one for one in (*ranked[:VALIDATED_KNOWN], *exact)}.values())
     most = VALIDATED_FOUND if len(search.places) == 1 else 1  # one rule is the same everywhere
     own = [one for one in search.ranked(trials) if not one.published][:most]
     progress("fewer decisions")
@@ -146,7 +150,12 @@ def validate(
     rows = _rows([*known, *own], runs, search.limit)
     allowed = [row for row in rows if row.get("tpot_ms") and row["allowed"]]
     by_name = {one.name: one for one in (*known, *own)}
-    best = next(by_name[row["name"]] for row in allowed if by_name[row["name"]].published)
+    best = next((by_name[row["name"]] for row in allowed if by_name[row["name"]].published), None)
+    if best is None:
+        raise UsageError(
+            f"--kl {search.limit:g}: on new prompts no published system of {name} is within it; "
+            "give a larger one, or a system without loss"
+        )
     found = next((by_name[row["name"]] for row in allowed if not by_name[row["name"]].published),
                  None)  # fmt: skip
     outcome = Outcome(place=place, found=found, best=best, rows=rows)

@@ -174,8 +174,9 @@ def search(
                 )
             )
         )  # fmt: skip
-        of_all.seeded(possible, space, trials)
-        with shown("trials") as progress:
+        with trials.errors():
+            of_all.seeded(possible, space, trials)
+        with shown("trials") as progress, trials.errors():
             of_all.run(trials, request.trials, until_s, request.jobs, progress)
 
         def counting(what: str) -> Callable[[int, int], None]:

@@ -12,15 +12,18 @@ is not.  One process at a time works on a file.
 
 import fcntl
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import IO, Any, NamedTuple
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FixedTrial, FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from moebench.harness.search.composition import RUNTIME, Sets, Space
 from moebench.substrate.errors import InputError, MoeBenchError, UsageError
@@ -92,7 +95,7 @@ class Trials:
     def __init__(self, file: Path, name: str, space: Space, objectives: int, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        self._space, self._seed, self._several = space, seed, objectives > 1
+        self._space, self._seed, self._file = space, seed, file
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._alone = _locked(file)
@@ -118,6 +121,18 @@ class Trials:
     def close(self) -> None:
         """Let other processes work on the file."""
         self._alone.close()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn errors of the file, such as a full disk, into `InputError`."""
+        try:
+            yield
+        except (StorageInternalError, SQLAlchemyError) as error:
+            reason = " ".join(str(error.__cause__ or error).split())[:200]
+            raise InputError(
+                f"{self._file}: a trial cannot be stored ({reason}); free space, and give the same "
+                "command again"
+            ) from error
 
     # ------------------------------------------------------------------ known systems
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 
 from moebench.harness.search.composition import Space
@@ -170,6 +171,28 @@ def test_one_process_at_a_time_works_on_a_file(tmp_path: Path) -> None:
     ):
         opened(tmp_path / "a.db")
     opened(tmp_path / "a.db").close()
+
+
+@pytest.mark.parametrize("method", ["set_trial_user_attr", "set_trial_state_values"])
+def test_a_full_disk_is_one_line_and_nothing_is_lost(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any, **more: Any) -> Any:
+        raise StorageInternalError("commit") from OSError("database or disk is full")
+
+    with closing(opened(tmp_path / "a.db")) as trials:
+        carried_out(trials, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(RDBStorage, method, full)
+            with pytest.raises(InputError) as refused_, trials.errors():
+                carried_out(trials, 4)
+        assert "database or disk is full); free space" in str(refused_.value)
+        assert "\n" not in str(refused_.value)
+        carried_out(trials, 4)
+        killed = results(trials)
+    with closing(opened(tmp_path / "b.db")) as trials:
+        carried_out(trials, 4)
+        assert results(trials) == killed
 
 
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
