@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from moebench.harness.search.evaluation import Measured, Refused
+from moebench.harness.search.outcome import validate
 from moebench.harness.search.question import Question, Seeds
 from moebench.harness.search.rounds import Candidate, Place, Search
 from moebench.harness.search.study import STOPPED, Trials
 from moebench.results.spec import RunSpec
-from moebench.substrate.errors import MoeBenchError
+from moebench.substrate.errors import MoeBenchError, UsageError
 from tests.harness.search.test_study import SPACE
 
 #: Ms a token by eviction; whatever else a composition has changes nothing.
@@ -196,3 +197,20 @@ def test_a_system_that_runs_in_one_place_alone_is_beaten_there(trials: Trials) -
     }  # fmt: skip
     assert trials.evaluated() == 8
     assert all(search.ratio(one.name) > 0 for one in search.ranked(trials))
+
+
+def test_published_systems_beyond_the_limit_on_new_prompts_are_one_line(tmp_path: Path) -> None:
+    evaluator = MadeUp(speed, kl=0.05)
+    search = Search([S1], evaluator, 0.1, lambda line: None)  # type: ignore[arg-type]
+    search.published(SYSTEMS, lambda done, total: None)
+    evaluator.kl = 0.5
+    with (
+        closing(Trials(tmp_path / "a.db", "one", SPACE, 2, 0)) as trials,
+        pytest.raises(UsageError, match="--kl 0.1: on new prompts no published system of S1"),
+    ):
+        validate(search, trials, S1, SYSTEMS, lambda what: lambda done, total: None)
+    evaluator.kl = 0.05
+    with closing(Trials(tmp_path / "a.db", "one", SPACE, 2, 0)) as trials:
+        found = validate(search, trials, S1, SYSTEMS, lambda what: lambda done, total: None)
+    assert found.best.name == "moe-ondemand"
+    assert found.found is None
