@@ -206,7 +206,7 @@ def test_published_systems_beyond_the_limit_on_new_prompts_are_one_line(tmp_path
     evaluator.kl = 0.5
     with (
         closing(Trials(tmp_path / "a.db", "one", SPACE, 2, 0)) as trials,
-        pytest.raises(UsageError, match="--kl 0.1: on new prompts no published system of S1"),
+        pytest.raises(UsageError, match=r"--kl 0\.1: on new prompts no published system of S1"),
     ):
         validate(search, trials, S1, SYSTEMS, lambda what: lambda done, total: None)
     evaluator.kl = 0.05
