@@ -206,6 +206,9 @@ class FlatCosts:
     def least_load_ns(self, form: int) -> float:
         return self.ns(Op(OpKind.LOAD, 0, form=form), Lane.H2D)
 
+    def least_host_ns(self, op: Op) -> float:
+        return self.ns(op, Lane.HOST)
+
     def moved_bytes(self, op: Op) -> int:
         if op.kind is OpKind.PAGE:
             part, parts = op.chunk or (0, 1)
