@@ -15,9 +15,9 @@ START_S = 3.0
 #: Cost of a batch's prefill and scoring, in decoded tokens; used where only a sum is known.
 PREFILL_PASSES = 5
 
-#: Epochs after which training has usually stopped early: FlashMoE's networks stop after 45 to 68 of
-#: 200, DuoServe-MoE's use all of their 20.
-USUAL_EPOCHS = 55
+#: Epochs after which training has usually stopped, where more than `ALL_EPOCHS` are allowed:
+#: FlashMoE's networks stop after 5 to 15 of 200.  Others use all of their 20 to 40.
+USUAL_EPOCHS, ALL_EPOCHS = 15, 45
 
 #: Time of a pass in a replay for the interval, as a share of the run's own pass.
 INTERVAL_SHARE = 0.5
@@ -115,14 +115,14 @@ def writing_seconds(texts: int, tokens: int, together: int, rates: Writing) -> f
     return groups * (rates.prompts_s + (tokens - 1) * rates.pass_s) + texts * rates.read_s
 
 
-def training_seconds(tokens: float, training: Training, epochs: int = USUAL_EPOCHS) -> float:
+def training_seconds(tokens: float, training: Training, stops_early: bool = True) -> float:
     """Return the time of training a policy on ``tokens`` tokens, in seconds.
 
     Args:
-        epochs: number after which it stops early.
+        stops_early: whether it ends before all of its epochs, if these are many; else its longest.
     """
-    read = min(tokens, training.tokens)
-    return training.token_s * read * min(training.epochs, epochs)
+    usual = USUAL_EPOCHS if stops_early and training.epochs > ALL_EPOCHS else training.epochs
+    return training.token_s * min(tokens, training.tokens) * usual
 
 
 def each_seconds(cells: Iterable[Expected]) -> list[float]:

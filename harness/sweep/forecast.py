@@ -365,7 +365,7 @@ class Learner:
         tokens = texts * self.text_tokens
         rates = [self.training(name) for name in names]
         usual = sum(training_seconds(tokens, rate) for rate in rates)
-        return usual, sum(training_seconds(tokens, rate, rate.epochs) for rate in rates)
+        return usual, sum(training_seconds(tokens, rate, stops_early=False) for rate in rates)
 
 
 class _Enough(Exception):
