@@ -13,7 +13,7 @@ from typing import Any
 from moebench.harness.search.composition import BASE, Sets, Space, refusal
 from moebench.harness.search.evaluation import Evaluator, Measured, Refused, paired
 from moebench.harness.search.question import VALIDATED, Question, Seeds
-from moebench.harness.search.study import ORDINAL, SETS, STOPPED, SYSTEM, Asked, Told, Trials
+from moebench.harness.search.study import SETS, STOPPED, SYSTEM, Asked, Told, Trials
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError
 from moebench.systems.options import build
@@ -187,7 +187,7 @@ class Search:
         if told.values is None or told.stopped or not self._holds(told.values):
             return
         if leader is None or told.values[0] < self.ratio(leader.name):
-            self._say(f"trial {one.ordinal}: {told.values[0]:.3f} of the best published TPOT")
+            self._say(f"trial {one.number}: {told.values[0]:.3f} of the best published TPOT")
 
     def _holds(self, values: Sequence[float]) -> bool:
         return self.limit is None or values[1] <= self.limit
@@ -215,7 +215,7 @@ class Search:
 
     def _evaluate(self, asked: Sequence[Asked], leader: Candidate | None) -> Iterator[Told]:
         """Yield the outcomes of a round: first batches of all, then second ones of those left."""
-        candidates = [candidate(one.ordinal, one.sets) for one in asked]
+        candidates = [candidate(one.number, one.sets) for one in asked]
         runs: list[dict[str, list[Measured]]] = [{} for _ in asked]
         told: list[Told | None] = [None] * len(asked)
         for batch in (0, 1):
@@ -276,7 +276,7 @@ class Search:
                 continue
             system = trial.user_attrs.get(SYSTEM)
             sets = trial.user_attrs[SETS]
-            one = candidate(trial.user_attrs[ORDINAL], sets) if system is None else Candidate(
+            one = candidate(trial.number, sets) if system is None else Candidate(
                 name=system, system=system, sets=sets)  # fmt: skip
             key = repr(trial.values)  # equal to the last digit: they decide alike
             entry = (trial.values[0], trial.number, one)

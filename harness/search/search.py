@@ -18,7 +18,7 @@ from moebench.harness.search.evaluation import Evaluator
 from moebench.harness.search.outcome import Outcome, Row, validate
 from moebench.harness.search.question import Question, seeds_of
 from moebench.harness.search.rounds import Candidate, Place, Search
-from moebench.harness.search.study import ORDINAL, STOPPED, SYSTEM, VERSION, Trials
+from moebench.harness.search.study import STOPPED, SYSTEM, VERSION, Trials
 from moebench.harness.sweep.pool import Workers
 from moebench.results.searches import FOLDER
 from moebench.substrate.errors import MoeBenchError, UsageError
@@ -227,7 +227,7 @@ def _space(
 def _history(trials: Trials) -> list[Row]:
     return [
         {
-            "trial": one.user_attrs.get(ORDINAL, one.number),
+            "trial": one.number,
             "values": one.values,
             "system": one.user_attrs.get(SYSTEM),
             "stopped": bool(one.user_attrs.get(STOPPED)),

@@ -8,6 +8,9 @@ order, when all of a round are known.  The sampler is made anew for each trial, 
 depends on the number of trials before it alone.  So what a trial chooses follows from what the file
 holds: a search that is killed at any time and started again ends with the same trials as one that
 is not.  One process at a time works on a file.
+
+The sampler works on a copy of the file's trials in memory: it reads all of them for each parameter
+that it chooses.  A trial is written to the file at once, when it has been drawn.
 """
 
 import fcntl
@@ -22,6 +25,7 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
 from optuna.trial import FixedTrial, FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -29,7 +33,7 @@ from moebench.harness.search.composition import RUNTIME, Sets, Space
 from moebench.substrate.errors import InputError, MoeBenchError, UsageError
 
 #: Counted up where the same search would draw other trials: it then begins anew.
-VERSION = 1
+VERSION = 2
 
 #: Trials drawn at random before the sampler learns from those that are known.
 AT_RANDOM = 10
@@ -40,10 +44,10 @@ PARENTS, EXCHANGED = 10, 0.5
 #: Most compositions that cannot run which a trial draws before it is given up.
 TRIES = 200
 
-#: Attributes of a trial: its ordinal, its round, its composition, the published system that it is,
-#: why it cannot run, whether it was stopped early, and the ids of its runs.
-ORDINAL, ROUND, SETS, SYSTEM, REFUSED, STOPPED, RUNS = (
-    "ordinal", "round", "sets", "system", "refused", "stopped", "runs"
+#: Attributes of a trial: its round, its composition, the published system that it is, why it cannot
+#: run, whether it was stopped early, and the ids of its runs.
+ROUND, SETS, SYSTEM, REFUSED, STOPPED, RUNS = (
+    "round", "sets", "system", "refused", "stopped", "runs"
 )  # fmt: skip
 
 #: Why a composition cannot run, known without running it; None if it may.
@@ -54,14 +58,12 @@ class Asked(NamedTuple):
     """A trial that is to be evaluated.
 
     Attributes:
-        number: in the file, which also counts trials that were killed as they were drawn.
+        number: how many trials were drawn before it, those that were refused included.
         sets: its composition.
-        ordinal: the number of trials before it that were drawn.
     """
 
     number: int
     sets: dict[str, str]
-    ordinal: int
 
 
 class Told(NamedTuple):
@@ -100,11 +102,13 @@ class Trials:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._alone = _locked(file)
             self._storage = RDBStorage(f"sqlite:///{file.absolute()}")
-            self._study = optuna.create_study(
-                storage=self._storage, study_name=name, load_if_exists=True,
-                directions=["minimize"] * objectives, sampler=self._sampler(0),
-            )  # fmt: skip
+            directions = [StudyDirection.MINIMIZE] * objectives
+            self._kept = optuna.create_study(
+                storage=self._storage, study_name=name, load_if_exists=True, directions=directions
+            )
             self._id = self._storage.get_study_id_from_name(name)
+            self._drawn = optuna.create_study(directions=directions)  # in memory
+            self._drawn.add_trials(self._kept.get_trials(deepcopy=False))
         except MoeBenchError:
             raise
         except Exception as error:
@@ -138,19 +142,18 @@ class Trials:
 
     def add_systems(self, known: Mapping[str, tuple[Mapping[str, Any], Sets, Told]]) -> None:
         """Add the trials of published systems, once each: parameters, composition and outcome."""
-        there = {trial.user_attrs.get(SYSTEM) for trial in self._study.get_trials(deepcopy=False)}
+        there = {trial.user_attrs.get(SYSTEM) for trial in self._kept.get_trials(deepcopy=False)}
         for system, (params, sets, told) in known.items():
             if system in there or told.values is None:
                 continue
             chosen = FixedTrial(dict(params))  # notes the ranges that the space asks it for
             self._space.suggest(chosen)
-            self._study.add_trial(
-                optuna.create_trial(
-                    params=chosen.params, distributions=chosen.distributions,
-                    values=list(told.values),
-                    user_attrs={SYSTEM: system, SETS: dict(sets), RUNS: list(told.runs)},
-                )
+            trial = optuna.create_trial(
+                params=chosen.params, distributions=chosen.distributions, values=list(told.values),
+                user_attrs={SYSTEM: system, SETS: dict(sets), RUNS: list(told.runs)},
             )  # fmt: skip
+            for study in (self._kept, self._drawn):
+                study.add_trial(trial)
 
     # ------------------------------------------------------------------ rounds
 
@@ -160,14 +163,12 @@ class Trials:
         Compositions that cannot run are told to the sampler and drawn again.  Fewer trials are
         returned where `TRIES` draws found none that can.
         """
-        self._forget_unnamed()
-        trials = self._study.get_trials(deepcopy=False)
+        trials = self._kept.get_trials(deepcopy=False)
         last = max((t.user_attrs.get(ROUND, -1) for t in trials), default=-1)
         of_last = [t for t in trials if t.user_attrs.get(ROUND) == last]
         running = [t for t in of_last if t.state == TrialState.RUNNING]
         told = any(t.state == TrialState.COMPLETE or _failed(t) for t in of_last)
-        asked = [Asked(t.number, dict(t.user_attrs[SETS]), t.user_attrs[ORDINAL])
-                 for t in running]  # fmt: skip
+        asked = [Asked(t.number, dict(t.user_attrs[SETS])) for t in running]
         if asked and told:
             return asked  # the round was complete, and some of it is told
         now = last if asked else last + 1
@@ -179,22 +180,22 @@ class Trials:
         return asked
 
     def _ask(self, now: int, refusal: Refusal) -> Asked | None:
-        trials = self._study.get_trials(deepcopy=False)
-        number = sum(t.state not in (TrialState.FAIL, TrialState.WAITING) for t in trials)
-        self._study.sampler = self._sampler(number)
-        if number % 2 and not any(t.state == TrialState.WAITING for t in trials):
+        """Draw a trial, and store it; None if it cannot run."""
+        trials = self._drawn.get_trials(deepcopy=False)
+        number = len(trials)
+        self._drawn.sampler = self._sampler(number)
+        if number % 2:
             self._exchange(trials, Random(self._seed * 1_000_003 + number))
-        trial = self._study.ask()
+        trial = self._drawn.ask()
         sets = self._space.suggest(trial)
-        trial.set_user_attr(SETS, sets)
-        trial.set_user_attr(ORDINAL, number)
         why = refusal(sets)
+        said = {SETS: sets} | ({ROUND: now} if why is None else {REFUSED: why})
+        for key, value in said.items():
+            trial.set_user_attr(key, value)
         if why is not None:
-            trial.set_user_attr(REFUSED, why)
-            self._study.tell(trial, state=TrialState.PRUNED)
-            return None
-        trial.set_user_attr(ROUND, now)
-        return Asked(trial.number, sets, number)
+            self._drawn.tell(trial, state=TrialState.PRUNED)
+        self._kept.add_trial(self._drawn.get_trials(deepcopy=False)[number])
+        return None if why is not None else Asked(number, sets)
 
     def _exchange(self, trials: Sequence[FrozenTrial], draws: Random) -> None:
         """Let the next trial be a good one with one decision of another, or with one drawn anew.
@@ -211,13 +212,7 @@ class Trials:
         params = _without(parent.params, decision)
         if draws.random() < EXCHANGED:
             params |= {k: v for k, v in donor.params.items() if _is_of(k, decision)}
-        self._study.enqueue_trial(params)
-
-    def _forget_unnamed(self) -> None:
-        """Fail trials that were killed before they were given a round; they are drawn again."""
-        for trial in self._study.get_trials(deepcopy=False):
-            if trial.state == TrialState.RUNNING and ROUND not in trial.user_attrs:
-                self._study.tell(trial.number, state=TrialState.FAIL)
+        self._drawn.enqueue_trial(params)
 
     def tell(self, number: int, told: Told) -> None:
         """Store a trial's outcome.  The outcomes of a round are told in the order of its trials."""
@@ -226,19 +221,21 @@ class Trials:
             self._storage.set_trial_user_attr(trial, key, value)
         if told.values is None:
             self._storage.set_trial_user_attr(trial, REFUSED, told.why)
-            self._study.tell(number, state=TrialState.PRUNED)
-        else:
-            self._study.tell(number, list(told.values))
+        for study in (self._kept, self._drawn):
+            if told.values is None:
+                study.tell(number, state=TrialState.PRUNED)
+            else:
+                study.tell(number, list(told.values))
 
     # ------------------------------------------------------------------ what is known
 
     def done(self) -> list[FrozenTrial]:
         """Return all trials with an outcome, in their order, published systems included."""
-        return list(self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+        return list(self._kept.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
 
     def counts(self) -> dict[str, int]:
         """Return how many trials were evaluated, stopped early, and refused before and by a run."""
-        trials = self._study.get_trials(deepcopy=False)
+        trials = self._kept.get_trials(deepcopy=False)
         own = [t for t in trials if t.state == TrialState.COMPLETE and SYSTEM not in t.user_attrs]
         return {
             "evaluated": len(own),
