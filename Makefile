@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 COUNT ?= 150
 
-.PHONY: run test wheels test-native test-trackers fuzz faults mutants differential fit ablation \
+.PHONY: run test test-slow wheels test-native test-trackers fuzz faults mutants differential fit ablation \
   advice native opencompass check lint format bench card docs reproduction field lock browser libaio clean
 
 run: $(VENV)/installed
@@ -32,8 +32,13 @@ run: $(VENV)/installed
 
 # A test file runs in one process; eight would want more memory than most laptops have.  Tests of
 # packages that must be compiled are skipped where these are not installed: `make test-native`.
+pytest = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 test: $(VENV)/installed browser
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(pytest) -m "not slow"
+
+# The hundred tests that take seconds each: kills, full disks, clusters, whole searches.
+test-slow: $(VENV)/installed browser
+	$(pytest) -m slow
 
 # The two wheels of a release, in dist/, and their test: moebench itself, and the scale models' weights.
 wheels: $(VENV)/installed
@@ -48,8 +53,7 @@ native: $(VENV)/native
 
 # The tests of these packages, none of which may be skipped.
 test-native: native
-	MOEBENCH_REQUIRE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile \
-	  tests/harness/native tests/systems/native
+	MOEBENCH_REQUIRE=1 $(pytest) tests/harness/native tests/systems/native
 
 # The experiment trackers that `moebench report` exports to, of 192 MB in 38 packages, and their tests,
 # none of which may be skipped.
@@ -69,8 +73,7 @@ faults: $(VENV)/installed
 # tests, of which `make test` always tries the same ones (tests/conftest.py).
 fuzz: $(VENV)/installed
 	$(BIN)/python -m tests.fuzz_inputs.fuzz 10000
-	MOEBENCH_EXAMPLES=random $(BIN)/python -m pytest -m hypothesis --numprocesses auto \
-	  --maxprocesses 8 --dist loadfile
+	MOEBENCH_EXAMPLES=random $(pytest) -m hypothesis
 
 # How many of COUNT small defects of the product, drawn by SEED, do the tests catch?  The first time
 # takes half an hour more, to record which test executes which line.

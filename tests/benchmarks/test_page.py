@@ -8,6 +8,7 @@ from benchmarks.page import contents
 from moebench.reports.page.page import render
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runs", "megabytes"), [(200, 5), (2000, 10)])
 def test_the_page_of_many_runs_is_small(tmp_path: Path, runs: int, megabytes: int) -> None:
     found = contents(runs)

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.usefixtures("tiny_models")
 CASES = 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 def test_every_case_is_refused_in_one_line_or_right(door: Door) -> None:
     tried = try_door(door, CASES)

@@ -272,6 +272,7 @@ def guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 GUARD = {"file": "a guard.yaml", "references": "accepted", "arguments": "--jobs  0\n--json"}
 
 
+@pytest.mark.slow
 def test_a_passing_then_a_failing_guard_keep_one_comment(real: Runner, guard: Path) -> None:
     runner = real
     others = [{"id": 0, "user": {"login": "someone"}, "body": "<!-- moebench check: mine -->"},

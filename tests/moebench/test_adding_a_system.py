@@ -56,6 +56,7 @@ def test_the_example_is_short_and_uses_public_names():
     assert all(name.startswith("moebench.systems.") for name in ours)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_example_system_is_listed_and_runs():
     listed = call("list", "systems").out
@@ -74,6 +75,7 @@ def test_example_system_is_listed_and_runs():
     assert "- The next layer's likeliest experts are fetched ahead." in described
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_doctor_accepts_the_example_system():
     called = call("doctor", "--system", "cheaper", "--jobs", "1")
@@ -81,6 +83,7 @@ def test_doctor_accepts_the_example_system():
     assert called.out.splitlines()[1] == "cheaper\tok\tok\tok\tok\tok"
 
 
+@pytest.mark.slow
 def test_example_systems_own_test_passes(site: Path, tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "loose and mixtral",

@@ -164,6 +164,7 @@ def called(folder: Path, commands: list[str], tiny: bool = False) -> list[tuple[
     return [(code, said) for code, said in json.loads(done.stdout.splitlines()[-1])]
 
 
+@pytest.mark.slow
 def test_optional_packages_are_hidden_and_the_cores_are_not(folder: Path) -> None:
     assert {"altair", "pandas", "pytest", "vl_convert", *EXTRAS} - hidden() <= {
         "huggingface_hub",  # which tokenizers needs
@@ -177,6 +178,7 @@ def test_optional_packages_are_hidden_and_the_cores_are_not(folder: Path) -> Non
     assert python(folder, "-c", "import numpy, yaml, moebench").returncode == 0
 
 
+@pytest.mark.slow
 def test_core_commands_run_without_optional_packages(folder: Path) -> None:
     shipped = f"run --system smoe --setting S3 {FEW} --store shipped"
     assert called(folder, [shipped])[0][0] == 0
@@ -187,6 +189,7 @@ def test_core_commands_run_without_optional_packages(folder: Path) -> None:
     assert (folder / "accepted" / "cells.json").exists()
 
 
+@pytest.mark.slow
 def test_commands_that_need_an_optional_package_say_which(folder: Path) -> None:
     found = called(folder, [command for command, *_ in REFUSED])
     for (command, begins, extra), (code, said) in zip(REFUSED, found, strict=True):

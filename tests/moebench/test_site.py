@@ -99,6 +99,7 @@ class Loaded(HTMLParser):
                 self.loads.append(value)
 
 
+@pytest.mark.slow
 @needs_mkdocs
 def test_the_site_is_built_and_loads_nothing_from_other_hosts(copy: Path) -> None:
     done = build(copy)
@@ -122,6 +123,7 @@ def test_the_site_is_built_and_loads_nothing_from_other_hosts(copy: Path) -> Non
     assert not re.findall(r"url\(['\"]?(?:https?:)?//", styles)
 
 
+@pytest.mark.slow
 @needs_mkdocs
 @pytest.mark.parametrize(
     ("page", "link", "said"),
@@ -148,6 +150,7 @@ def test_the_build_refuses_a_broken_link(copy: Path, page: str, link: str, said:
     assert said in warning
 
 
+@pytest.mark.slow
 @needs_mkdocs
 def test_the_build_refuses_a_page_that_the_navigation_lacks(copy: Path) -> None:
     (copy / "docs" / "more.md").write_text("# More\n")

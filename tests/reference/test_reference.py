@@ -23,6 +23,7 @@ CELLS = [
 A6000 = numbers(CATALOGUE / "machines" / "a6000.yaml", CATALOGUE / "software" / "hf-eager.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_the_engine_agrees_with_the_reference(cell: Cell, tmp_path: Path) -> None:
     document = engine(cell, SHIPPED, 2, 6, tmp_path / "store")
@@ -109,6 +110,7 @@ def test_a_machine_twice_as_fast_has_every_rate_twice(tmp_path: Path) -> None:
     assert laws.not_halved("moe-ondemand", *runs) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", page.SHOWN)
 def test_a_token_can_be_computed_by_hand(system: str, tmp_path: Path) -> None:
     cell = Cell("S3", "hf-eager", 1, system)
@@ -119,5 +121,6 @@ def test_a_token_can_be_computed_by_hand(system: str, tmp_path: Path) -> None:
     assert page.tpot_ms(system) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_calculation() -> None:
     assert page.PAGE.read_text().endswith(page.tables())

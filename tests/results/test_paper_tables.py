@@ -68,6 +68,7 @@ def test_every_dataset_is_a_workload() -> None:
     assert workload_of("daop", "Arc-c") == "arc_challenge"
 
 
+@pytest.mark.slow
 def test_a_table_with_another_column_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_machine_of_one_memory_holds_all_on_the_device() -> None:
     assert "does not fit" in small.verdict
 
 
+@pytest.mark.slow
 def test_engines_without_the_model_or_the_device_say_why() -> None:
     found = ask("deepseek-v3", quant="q2_k", parts={**DESKTOP, "ram": "512"})
     assert found.left_out["freetoken"] == "does not run models of the family deepseek_v3"
@@ -190,6 +191,7 @@ def test_engines_without_the_model_or_the_device_say_why() -> None:
     assert "AMD" in amd.left_out["kt-kernel"]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(
     more=st.integers(1, 24), reads=st.floats(1.1, 3), model=st.sampled_from(

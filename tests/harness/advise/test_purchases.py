@@ -20,6 +20,7 @@ def bought(one: Question, *engines: str) -> dict[str, Purchase]:
     return {p.what: p for p in found}
 
 
+@pytest.mark.slow
 def test_a_gain_is_the_difference_of_two_answers() -> None:
     one = asked()
     now = answers(one, ["llama.cpp"], binding=False).rows[0]
@@ -31,6 +32,7 @@ def test_a_gain_is_the_difference_of_two_answers() -> None:
     assert gain.low < gain.value < gain.high
 
 
+@pytest.mark.slow
 def test_what_is_bound_by_the_hosts_memory_gains_by_it_and_not_by_a_disk() -> None:
     found = bought(asked(), "llama.cpp")
     assert found["DDR4-3200 instead of DDR4-2666"].gain.value > 0
@@ -40,6 +42,7 @@ def test_what_is_bound_by_the_hosts_memory_gains_by_it_and_not_by_a_disk() -> No
     assert 0 < cards[0] < cards[1] < cards[2]
 
 
+@pytest.mark.slow
 def test_what_pages_gains_by_memory_and_by_a_second_disk() -> None:
     found = bought(asked(ram="32"), "llama.cpp")
     assert found["a second such disk"].gain.value > 0
@@ -48,6 +51,7 @@ def test_what_pages_gains_by_memory_and_by_a_second_disk() -> None:
     assert memory.gain.value > found["a second such disk"].gain.value
 
 
+@pytest.mark.slow
 def test_a_faster_link_helps_what_loads_over_it() -> None:
     found = bought(asked(link="pcie3x16"), "freetoken")
     assert found["PCIe 4.0 x16 instead of PCIe 3.0 x16"].gain.value > 0

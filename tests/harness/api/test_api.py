@@ -187,6 +187,7 @@ def test_without_pandas_a_frame_says_what_to_install(monkeypatch: pytest.MonkeyP
         found.frame()
 
 
+@pytest.mark.slow
 def test_worker_processes_run_a_sweep_of_a_script(tmp_path: Path) -> None:
     """Processes of a script that is guarded as Python asks for."""
     script = tmp_path / "script.py"

@@ -23,6 +23,7 @@ def shown() -> Any:
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_as_it_is_shown(shown: Any, tmp_path: Path) -> None:
     fresh = nbformat.read(NOTEBOOK, as_version=4)
     for cell in fresh.cells:

@@ -133,6 +133,7 @@ def test_bad_input_gets_one_line(arguments: tuple[str, ...], said: str) -> None:
 # ------------------------------------------------------------------- while it measures
 
 
+@pytest.mark.slow
 def test_each_configuration_is_shown_when_it_is_measured() -> None:
     called = advise("--tpot-ms", "100000")
     lines = [line for line in called.err.splitlines() if " ms a token" in line]

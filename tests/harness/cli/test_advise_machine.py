@@ -95,6 +95,7 @@ def test_purchases_are_listed_with_their_gain() -> None:
     assert {"card with 8 GB more", "a second such disk"} <= {one["what"] for one in found}
 
 
+@pytest.mark.slow
 def test_the_text_names_the_rows_the_commands_and_what_was_assumed() -> None:
     called = call("advise", *MODEL, *PARTS, "--engines", "llama.cpp,kt-kernel", "--buy")
     assert called.code == 0

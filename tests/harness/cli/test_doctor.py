@@ -59,6 +59,7 @@ def test_one_that_exists_nowhere_has_not_passed():
     assert "it exists in no case, so nothing was checked" in called.out
 
 
+@pytest.mark.slow
 def test_all_variants_on_processes_of_their_own_as_json():
     called = call("doctor", "--system", "smoe", "--jobs", "2", "--json")
     assert called.code == 0, called.err

@@ -29,6 +29,7 @@ def draw(*arguments: str) -> Called:
     return call("trace", "synthesize", "--model", "mixtral-8x7b", *small, "--json", *arguments)
 
 
+@pytest.mark.slow
 def test_a_drawn_trace_is_compared_and_replays() -> None:
     statistics = draw("--like", "mixtral-8x7b").json["statistics"]
     target = targets("mixtral-8x7b")["lag_overlap.1"]
@@ -151,6 +152,7 @@ def test_an_impossible_draw_is_one_line(arguments: tuple[str, ...], says: str) -
 # ----------------------------------------------------------------------------- what ships
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", trace_names())
 def test_shipped_traces_are_small_and_replay_by_name(name: str) -> None:
     assert sum(f.stat().st_size for f in (SHIPPED / name).iterdir()) < 2e6

@@ -123,6 +123,7 @@ def problem(words: list[str]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_every_hint_can_be_typed() -> None:
     found = hints()
     assert len(found) > 60

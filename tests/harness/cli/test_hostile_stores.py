@@ -101,6 +101,7 @@ DAMAGED: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS, ids=" ".join)
 def test_a_damaged_document_is_one_line_for_every_reader(
     here: Path, reader: tuple[str, ...]

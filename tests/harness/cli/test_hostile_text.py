@@ -112,6 +112,7 @@ def on(store: Store, *arguments: str) -> Called:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [("report",), ("report", "--json"), ("report", "--markdown"), ("compare",),
@@ -124,6 +125,7 @@ def test_a_terminal_and_a_pipe_get_nothing_that_acts(
     on(store, *command)
 
 
+@pytest.mark.slow
 def test_every_run_is_shown_and_drawn_without_anything_that_acts(store: Store) -> None:
     for n in range(len(HOSTILE)):
         on(store, "show", f"{n:012x}")
@@ -200,6 +202,7 @@ class Elements(HTMLParser):
         assert tag != "img"
 
 
+@pytest.mark.slow
 def test_the_page_has_no_element_of_a_text(store: Store) -> None:
     clean = Store(Path("clean"))
     clean.put(run("moe-ondemand"))
@@ -269,6 +272,7 @@ def test_a_failed_cell_s_error_does_not_act_in_progress_lines(here: Path) -> Non
     assert not acts(said.out + said.err)
 
 
+@pytest.mark.slow
 def test_an_error_shows_what_was_typed_without_acting(here: Path) -> None:
     for text in HOSTILE:
         if "\x00" in text or text.startswith("-"):  # no program can be given these

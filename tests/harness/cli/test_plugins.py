@@ -114,6 +114,7 @@ def test_another_version_of_it_is_another_run(site: Path):
     assert run("newest")["run_id"] == first["run_id"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["0", "1"])
 def test_it_runs_in_sweeps_here_and_in_other_processes(jobs: str):
     called = call(

@@ -119,6 +119,7 @@ def test_names_that_no_catalogue_has_are_found() -> None:
         parse("runn --system smoe")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_models")
 @pytest.mark.parametrize(
     "line",

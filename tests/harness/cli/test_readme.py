@@ -62,6 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("readme")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_of_the_readme_does_what_it_says(
     line: str, folder: Path, monkeypatch: pytest.MonkeyPatch

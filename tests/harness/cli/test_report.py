@@ -99,6 +99,7 @@ def test_every_output_of_one_store(here: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_files_have_only_the_store_s_results_unless_asked(here: Path) -> None:
     stored(run("a"), run("b", system="lru"))
 

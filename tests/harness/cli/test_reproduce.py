@@ -47,6 +47,7 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smoe, "PAPER", PaperClaims("smoe", "SMoE", (claim,), shows))
 
 
+@pytest.mark.slow
 def test_claims_are_measured_once_written_and_shown(here: Path) -> None:
     planned = call("reproduce", "smoe", "--dry-run")
     assert planned.err.startswith("2 cells, 2 to run, ")
@@ -71,6 +72,7 @@ def test_claims_are_measured_once_written_and_shown(here: Path) -> None:
     assert re.match(r"2 cells, 0 to run, about \d s: ", call("reproduce", "smoe", "--dry-run").err)
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_its_estimate_rests_on(here: Path) -> None:
     assert ": 2 cells from constants" in call("reproduce", "smoe", "--dry-run").err
     call("reproduce", "smoe", "--jobs", "1")
@@ -85,6 +87,7 @@ def test_a_dry_run_says_what_its_estimate_rests_on(here: Path) -> None:
     assert "0 cells from constants" in again.err
 
 
+@pytest.mark.slow
 def test_markdown_has_the_verdicts_and_what_they_mean(here: Path) -> None:
     text = call("reproduce", "smoe", "--jobs", "1", "--markdown").out
     assert "| S-1 | TPOT less | 20 % |" in text

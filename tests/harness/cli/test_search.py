@@ -13,6 +13,7 @@ PLACE = ("search", "--setting", "S3", "--workload", "arithmetic", "--new-tokens"
          "--jobs", "0", "--systems", "moe-ondemand,fiddler", "--calibrate-texts", "2")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_search_ends_with_a_verdict_and_goes_on_from_its_store(here: Path) -> None:
     called = call(*PLACE, "--trials", "3", "--json")
     assert called.code in (0, 1), called.err
@@ -39,6 +40,7 @@ def test_a_search_ends_with_a_verdict_and_goes_on_from_its_store(here: Path) -> 
     assert len(more["history"]) >= len(document["history"])
 
 
+@pytest.mark.slow
 def test_it_is_shown_as_tables_with_a_system_of_ones_own(here: Path) -> None:
     (here / "mine_too.py").write_text(
         "from moebench.systems.baselines import MoEOnDemand\n\nclass Mine(MoEOnDemand):\n    pass\n"
@@ -51,6 +53,7 @@ def test_it_is_shown_as_tables_with_a_system_of_ones_own(here: Path) -> None:
     assert "S3: " in called.err
 
 
+@pytest.mark.slow
 def test_one_rule_is_looked_for_in_several_places(here: Path) -> None:
     place = [one for one in PLACE if one not in ("--setting", "S3")]
     found = call(*place, "--settings", "S3,S1", "--one-rule", "--trials", "1", "--json")
@@ -59,6 +62,7 @@ def test_one_rule_is_looked_for_in_several_places(here: Path) -> None:
     assert len({json.dumps(one["found"], sort_keys=True) for one in found.json["places"]}) == 1
 
 
+@pytest.mark.slow
 def test_lossy_compositions_are_computed(here: Path) -> None:
     place = [one if one != "moe-ondemand,fiddler" else "moe-ondemand,smoe" for one in PLACE]
     found = call(*place, "--kl", "1", "--trials", "1", "--json")

@@ -80,6 +80,7 @@ def reference(tiny_models: None, tasks: Path) -> Any:
     return evaluated(lm, tasks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "batch"), [("decode", 1), ("prefill", 3)])
 def test_responses_equal_those_of_lm_evals_hugging_face_backend(
     mode: str, batch: int, tasks: Path, reference: Any
@@ -146,6 +147,7 @@ def test_a_right_answer_is_right_and_a_wrong_one_wrong(tasks: Path, asked: list[
         assert found["text"]["bits_per_byte,none"] == pytest.approx(8 / 0.6931471805599453)
 
 
+@pytest.mark.slow
 def test_answers_come_from_lm_evals_cache(tasks: Path, tmp_path: Path) -> None:
     from moebench.harness.evaluate.lm_eval_model import RespondingLM
 

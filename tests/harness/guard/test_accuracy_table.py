@@ -15,6 +15,7 @@ def table(*arguments: str) -> Called:
     return call("accuracy", *small, *arguments)
 
 
+@pytest.mark.slow
 def test_a_table_grows_and_keeps_its_other_cells() -> None:
     out = Path(".moebench/alpha.csv")
     assert table("--alphas", "0,0.6").code == 0
@@ -52,6 +53,7 @@ def test_a_table_that_cannot_be_written_is_refused_before_anything_runs() -> Non
     assert not Path(".moebench").exists()
 
 
+@pytest.mark.slow
 def test_answers_to_single_questions_are_in_the_table_and_nowhere_else() -> None:
     assert table("--alphas", "0").code == 0
     assert not Path(".moebench/samples").exists()

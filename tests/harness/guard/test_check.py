@@ -192,6 +192,7 @@ def test_other_arithmetic_is_told_by_its_hash_and_passes(measured, other):
     assert finding(now, reference).verdict is Verdict.PASS
 
 
+@pytest.mark.slow
 def test_two_threads_and_another_processors_kernels_pass(measured, elsewhere):
     assert only(elsewhere)["arithmetic"] != only(measured(unchanged))["arithmetic"]
     assert finding(elsewhere, measured(unchanged)).verdict is Verdict.PASS

@@ -378,6 +378,7 @@ print(json.dumps([measure(0, Guarded(replayed)), models]))
 """
 
 
+@pytest.mark.slow
 def test_another_processors_kernels_change_neither_replayed_latencies_nor_the_model() -> None:
     kernels = {
         "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX X86_V3 X86_V4",

@@ -39,6 +39,7 @@ def verdicts(called: Any) -> dict[str, str]:
     return {row["cell"]: row["verdict"] for row in called.json["cells"]}
 
 
+@pytest.mark.slow
 def test_nothing_moves_then_a_slower_link_is_a_regression_of_latency_alone(desk: Path) -> None:
     assert call(*GUARD).code == 3, "there is no reference yet"
     accepted = call(*GUARD, "--update")
@@ -139,6 +140,7 @@ def test_invalid_guard_options_are_refused_in_one_line(
     assert sorted(path.name for path in desk.parent.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_guard_of_ones_own_holds_the_scale_models_too(desk: Path, shipped_models: None) -> None:
     assert call(*GUARD, "--update").code == 0
     (model,) = (row for row in call(*GUARD, "--json").json["cells"] if "model" in row["cell"])
@@ -167,6 +169,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_ci_examples_do_what_the_document_says(here: Path) -> None:
     plan, _, gitlab = blocks("yaml")
     (here / "my-check.yaml").write_text(plan)

@@ -115,6 +115,7 @@ def test_parts_of_a_step_are_skipped_when_the_longest_one_would_not_fit(steps):
     assert skip("duoserve").startswith("skipped: about 35 s")
 
 
+@pytest.mark.slow
 def test_all_steps_on_a_fake_card(short, tiny_models, capsys):
     code = card.main(["out", "--weights", str(scale_path(SCALE_MODEL)), "--store", "store"])
     lines = capsys.readouterr().out.splitlines()

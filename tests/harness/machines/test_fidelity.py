@@ -24,6 +24,7 @@ def short(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("below", [(), ("--emulated-link", "2GB/s")])
 def test_calibrated_profile_is_complete_and_validation_compares_systems(below, short, tiny_models):
     called = call("calibrate", "--model", SCALE_MODEL, *below, "--out", "here.yaml", "--json")

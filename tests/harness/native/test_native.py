@@ -237,6 +237,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "overrides", "batch", "said"),
     [

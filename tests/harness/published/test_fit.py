@@ -59,6 +59,7 @@ def test_intervals_cover_four_fifths() -> None:
     assert covered == 8
 
 
+@pytest.mark.slow
 def test_a_fit_explains_rates_of_slower_memory() -> None:
     """Rates of two desktops, as if their memory reached 0.85 of what is composed.
 

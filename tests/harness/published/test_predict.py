@@ -227,6 +227,7 @@ def test_second_threads_of_cores_add_a_part() -> None:
                      48: pytest.approx(15.6)}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_figure_depends_on_its_constants_alone() -> None:
     """A constant that is not named for a figure moves nothing; those of its own move it."""
     for said, phase in ((row(), "decode"), (row(), "prefill"), (row(n_gpu=0, gpu=""), "prefill")):

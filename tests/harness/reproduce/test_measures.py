@@ -117,6 +117,7 @@ def measured(claim: Claim, evidence: Evidence) -> Any:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", REGISTRIES)
 def test_a_slower_computer_changes_times_and_rates_alone(
     paper: PaperClaims, both: tuple[Evidence, Evidence]
@@ -143,6 +144,7 @@ def test_a_slower_computer_changes_times_and_rates_alone(
 LEAST = {"smoe": 75, "daop": 28, "duoserve": 38, "flashmoe": 20, "field": 12}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", REGISTRIES)
 def test_tables_and_figures_have_a_row_for_each_run_and_finite_numbers(
     paper: PaperClaims, both: tuple[Evidence, Evidence]

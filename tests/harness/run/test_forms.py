@@ -194,6 +194,7 @@ def test_machines_that_hold_whole_records_refuse_the_forms(tmp_path: Path) -> No
     assert f"--machine {profile}: holds whole records only, but" in line
 
 
+@pytest.mark.slow
 def test_it_conforms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(every_case, "CASES", cases("qwen2-57b-a14b", "mixtral-8x7b"))
     called = call("doctor", "--system", MIXED)

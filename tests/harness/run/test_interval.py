@@ -125,6 +125,7 @@ def test_other_orders_are_permutations_of_the_batches(batches: int, number: int)
 # ------------------------------------------------------------------------- replays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "given"),
     [
@@ -255,6 +256,7 @@ def test_errors_of_published_rates_widen_an_interval(capsys) -> None:
     assert both["high"] == pytest.approx(30 * (1 + math.hypot(0.25, 0.5)))
 
 
+@pytest.mark.slow
 def test_a_checked_run_says_how_far_published_rates_are_off(here: Path) -> None:
     command = ("run", "--system", "llamacpp", "--model", "qwen3-30b-a3b", "--software", "ggml",
                "--machine", "rtx-3090+ryzen-7-7700", "--routing", "drawn", "--quant", "q4_k_m",

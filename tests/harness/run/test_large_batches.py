@@ -25,6 +25,7 @@ def tpot_ms(system: str, batch: int, folder: Path) -> float:
     return float(run(prepare(spec, None), folder).document["metrics"]["tpot_ms"]["mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_time_per_token_grows_at_most_linearly_with_the_batch(system: str, tmp_path: Path) -> None:
     took = [tpot_ms(system, batch, tmp_path) for batch in BATCHES]
@@ -32,6 +33,7 @@ def test_time_per_token_grows_at_most_linearly_with_the_batch(system: str, tmp_p
     assert max(grows.values()) <= 1, (system, took)
 
 
+@pytest.mark.slow
 def test_a_batch_beyond_the_largest_is_one_line() -> None:
     wanted = ("run", "--system", "flexgen", "--setting", "S3", "--routing", "drawn")
     line = refused(*wanted, "--batch", str(MOST_BATCH + 1))

@@ -45,6 +45,7 @@ def resident(scratch) -> tuple[list[list[int]], torch.Tensor]:
     return written("gpu-only", None, scratch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [None, "local"])
 @pytest.mark.parametrize(
     ("system", "given"), [("gpu-only", {}), ("moe-ondemand", {}), ("smoe", {"alpha": 0.0})]

@@ -67,6 +67,7 @@ def test_only_exact_prefills_are_shared(system: str, options: dict[str, str], sh
     assert isinstance(model, RememberedPrefills) == shares
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_it_beside_systems_that_share_prefills() -> None:
     called = call(
         "sweep", "--systems", "moe-ondemand,swapmoe,smoe", "--settings", "D1", "--prompts", "2",
@@ -84,6 +85,7 @@ def test_a_sweep_runs_it_beside_systems_that_share_prefills() -> None:
     assert again["metrics"]["tpot_ms"] == found["swapmoe"]["metrics"]["tpot_ms"]
 
 
+@pytest.mark.slow
 def test_a_system_that_reads_tokens_has_an_interval_and_says_how_it_predicts(
     tmp_path: Path,
 ) -> None:

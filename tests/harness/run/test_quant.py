@@ -49,6 +49,7 @@ def test_a_model_without_scale_model_is_drawn_and_says_so() -> None:
     assert "routing" not in found["interval"], "gpt-oss-20b was recorded"
 
 
+@pytest.mark.slow
 def test_the_interval_has_the_ends_of_the_law() -> None:
     found = document("moe-ondemand", "qwen3-next-80b-a3b", MACHINE, "--quant", "q4_k_m")
     assert any("eight recorded families" in note for note in found["notes"])
@@ -75,6 +76,7 @@ def test_systems_that_read_more_than_routing_are_refused(system: str, lacks: str
 # ------------------------------------------------------------------------- bits
 
 
+@pytest.mark.slow
 def test_a_format_prices_experts_and_all_other_weights() -> None:
     shape, bits = find_shape("gpt-oss-120b"), bits_of("mxfp4")
     found = document("llamacpp", "gpt-oss-120b", f"{MACHINE}+ram=96", "--quant", "MXFP4")
@@ -145,6 +147,7 @@ def test_sweeps_and_python_take_formats() -> None:
 # ------------------------------------------------------------------------- GGUF files
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_a_model_with_its_own_bits(tmp_path: Path) -> None:
     """The header has the real size: 48 layers of 128 experts, 30 B weights.  Its data is a hole."""
     file, shape = tmp_path / "m.gguf", find_shape("qwen3-30b-a3b")
@@ -175,6 +178,7 @@ def test_files_that_are_no_models_are_one_line(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ram", "on_disk"), [(32, True), (48, False), (96, False)])
 def test_a_mapped_file_needs_host_memory_for_what_the_device_lacks(ram: int, on_disk: bool) -> None:
     """61 GB of experts, of which the card keeps 20 GB: 48 GiB hold the rest, 32 GiB do not."""
@@ -183,12 +187,14 @@ def test_a_mapped_file_needs_host_memory_for_what_the_device_lacks(ram: int, on_
     assert bool(said) == on_disk
 
 
+@pytest.mark.slow
 def test_a_cache_needs_host_memory_for_all_experts() -> None:
     found = document("moe-ondemand", "gpt-oss-120b", f"{MACHINE}+ram=48", "--quant", "mxfp4")
     assert any("experts are on the disk" in note for note in found["notes"])
     assert not any("mapped" in note for note in found["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["cpu-only+ryzen-9-7950x+ram=96", "strix-halo+ram=128"])
 def test_one_pool_and_a_processor_alone_hold_all_experts(machine: str) -> None:
     found = document("llamacpp", "gpt-oss-120b", machine, "--quant", "mxfp4")

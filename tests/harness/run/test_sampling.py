@@ -24,6 +24,7 @@ def resident() -> dict[str, Any]:
     return run("gpu-only", "--allow-overcommit", *SAMPLED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "more"),
     [

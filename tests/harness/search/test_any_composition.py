@@ -46,6 +46,7 @@ def computed(sets: dict[str, str], scratch: Path) -> dict[str, Any] | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_it_is_lossless_or_says_that_it_is_not(part: int, here: Path) -> None:
     space: Space = space_of(lambda sets: True, lossy=True, learned=False)

@@ -29,6 +29,7 @@ def test_prompts_of_validation_are_none_of_the_search(batch: int) -> None:
     assert seeds.search[0] == 0
 
 
+@pytest.mark.slow
 def test_too_few_prompts_are_refused() -> None:
     with pytest.raises(UsageError, match=r"too few prompts for 7 batches of 512|prompts"):
         seeds_of(S1.with_("S1", batch=512), 0)

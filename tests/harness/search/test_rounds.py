@@ -83,6 +83,7 @@ def searched(
     return search
 
 
+@pytest.mark.slow
 def test_objectives_are_ratios_to_the_best_published_system(trials: Trials) -> None:
     search = searched(trials, MadeUp(speed), 12)
     assert search.best["S1"].name == "moe-ondemand"
@@ -92,6 +93,7 @@ def test_objectives_are_ratios_to_the_best_published_system(trials: Trials) -> N
             assert one.values[0] in (SPEED[evict] / 10, (SPEED[evict] - 0.5) / 10)
 
 
+@pytest.mark.slow
 def test_what_is_slower_on_the_first_batch_is_not_run_on_the_second(trials: Trials) -> None:
     evaluator = MadeUp(speed)
     searched(trials, evaluator)
@@ -106,12 +108,14 @@ def test_what_is_slower_on_the_first_batch_is_not_run_on_the_second(trials: Tria
     assert all(one.values[0] > 1 for one in stopped if one in slow)
 
 
+@pytest.mark.slow
 def test_compositions_that_a_run_refuses_are_counted(trials: Trials) -> None:
     searched(trials, MadeUp(speed))
     assert trials.counts()["refused_by_run"] > 0
     assert trials.evaluated() == 24
 
 
+@pytest.mark.slow
 def test_the_fastest_come_first_and_equal_ones_once(trials: Trials) -> None:
     search = searched(trials, MadeUp(speed), 30)
     found = search.ranked(trials)

@@ -60,6 +60,7 @@ def results(trials: Trials) -> list[Any]:
     return [(one.number, one.user_attrs[SETS], one.values) for one in trials.done()]
 
 
+@pytest.mark.slow
 def test_trials_choose_the_best_more_and_more(tmp_path: Path) -> None:
     with closing(opened(tmp_path / "a.db")) as trials:
         carried_out(trials, 36)
@@ -67,6 +68,7 @@ def test_trials_choose_the_best_more_and_more(tmp_path: Path) -> None:
     assert sum(found[-10:]) / 10 < sum(found[:10]) / 10
 
 
+@pytest.mark.slow
 def test_one_seed_gives_the_same_trials_and_another_others(tmp_path: Path) -> None:
     found = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -102,6 +104,7 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_killed_search_ends_with_the_same_trials(
     jobs: int, tmp_path: Path, killing: dict[str, int]
@@ -126,6 +129,7 @@ def test_a_killed_search_ends_with_the_same_trials(
         assert results(trials) == whole
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_counted_and_not_evaluated(tmp_path: Path) -> None:
     """By the composition itself before a run, and by every third run."""
     with closing(opened(tmp_path / "a.db")) as trials:
@@ -172,6 +176,7 @@ def test_one_process_at_a_time_works_on_a_file(tmp_path: Path) -> None:
     opened(tmp_path / "a.db").close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["set_trial_user_attr", "set_trial_state_values"])
 def test_a_full_disk_is_one_line_and_nothing_is_lost(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

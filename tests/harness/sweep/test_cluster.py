@@ -49,6 +49,7 @@ def cluster(tiny_models: None) -> Iterator[Any]:
             made.shutdown()
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_only_the_cell_that_it_had(cluster: Any) -> None:
     from moebench.harness.sweep.cluster import RayWorkers, connect
 
@@ -86,6 +87,7 @@ def _lose_node_of(actor: Any, cluster: Any) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
+@pytest.mark.slow
 def test_sweep_on_a_cluster_equals_a_local_run(cluster: Any) -> None:
     cells = ("--settings", "S3", "--workloads", "arithmetic", "--prompts", "1", "--new-tokens", "3")
     called = call("sweep", "--systems", "moe-ondemand", *cells, "--ray", cluster.address)
@@ -111,6 +113,7 @@ def test_no_cluster_is_one_line() -> None:
     assert "no Ray cluster answers there" in called.err
 
 
+@pytest.mark.slow
 def test_search_on_a_cluster_equals_a_local_search(cluster: Any, tmp_path: Path) -> None:
     asked = ("search", "--setting", "S3", "--workload", "arithmetic", "--new-tokens", "3",
              "--systems", "moe-ondemand,fiddler", "--calibrate-texts", "2", "--trials", "2",

@@ -39,6 +39,7 @@ def forks(tiny_models: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield forks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [RUN, SWEEP], ids=["run", "sweep"])
 def test_full_disk_at_any_write_fails_cleanly_and_resumes(
     forks: Forks, command: tuple[str, ...]
@@ -85,6 +86,7 @@ def test_clock_jumps_do_not_change_results(forks: Forks) -> None:
     say("time of day jumps by up to 115 days at every reading", max(1, POINTS // 5), "equal")
 
 
+@pytest.mark.slow
 def test_concurrent_sweeps_share_one_store(forks: Forks) -> None:
     assert forks(*SWEEP, "whole").code == 0
     for number in range(max(1, POINTS // 5)):

@@ -40,6 +40,7 @@ def forks(tiny_models: None) -> Iterator[Forks]:
         yield forks
 
 
+@pytest.mark.slow
 def test_kills_at_random_points_change_nothing(forks: Forks) -> None:
     sweep = ("sweep", *CELLS, "--jobs", "0", "--store")
     # Use the shorter of two runs: on a busy computer one may take twice as long.
@@ -106,6 +107,7 @@ def hears_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, 130)]
 )
@@ -161,6 +163,7 @@ def test_a_killed_import_goes_on_and_is_whole(forks: Forks) -> None:
     say("import killed at random points", len(codes), "files equal to an undisturbed one's")
 
 
+@pytest.mark.slow
 def test_a_killed_report_leaves_whole_files_or_none(forks: Forks) -> None:
     assert forks("sweep", *CELLS, "--jobs", "0", "--store", "store").code == 0
     before = Path("store/runs.sqlite").read_bytes()
@@ -183,6 +186,7 @@ def test_a_killed_report_leaves_whole_files_or_none(forks: Forks) -> None:
     assert Path("store/runs.sqlite").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_stores_nothing_and_can_be_given_again(forks: Forks) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install '.[eval]'")
     command = ("eval", "--engine", "lm-eval", "--tasks", "passages", "--system", "moe-ondemand",

@@ -52,6 +52,7 @@ def own_problem(spec: RunSpec) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(order=st.permutations(range(len(CHANGES))), pairs=st.booleans())
 def test_a_cell_is_named_and_checked_as_by_its_own_session(order: list[int], pairs: bool) -> None:

@@ -97,6 +97,7 @@ def test_workers_without_work_are_released() -> None:
     assert workers.released.keys() == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_lost_and_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_finished_cells_are_not_run_again() -> None:
     assert len(Store(Path(".moebench")).runs()) == 2
 
 
+@pytest.mark.slow
 def test_processes_give_what_one_process_gives() -> None:
     axes = ("--systems", "smoe,moe-ondemand", "--alphas", "0.1,0.3", "--seeds", "0,1")
     assert sweep(*axes, "--store", "one").code == 0

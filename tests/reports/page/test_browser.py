@@ -49,6 +49,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_without_a_network(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store)
     for button in tab.locator(".more button:visible").all():
@@ -320,6 +321,7 @@ def test_lossy_systems_can_be_left_out(browser: Any, budgets: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_the_address_names_the_view(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store)
     assert "#" not in tab.url
