@@ -184,7 +184,7 @@ def _show(result: "Result", file: str | None, name: str) -> None:
     for one in result.outcomes:
         place = one.place.question.name
         rows = [
-            [row["name"], _ms(row.get("tpot_ms")), _kl(row.get("kl")), row.get("refused", "")]
+            [row["name"], _ms(row.get("tpot_ms")), _kl(row), row.get("refused", "")]
             for row in one.rows
         ]
         console.table(f"{place}: validation", ["candidate", "TPOT", "KL", ""], rows)
@@ -204,6 +204,11 @@ def _show(result: "Result", file: str | None, name: str) -> None:
               f"{row['change']:+.1%}" if "change" in row else row["refused"]]
              for row in one.ablation],
         )  # fmt: skip
+        if "ratio" in one.regret:
+            console.say(
+                f"{place}: regret of one rule {one.regret['ratio'] - 1:.1%}: the fastest of all "
+                f"trials here is {one.regret['best']}, {_ms(one.regret['best_ms'])} on new prompts"
+            )
         if "agreement" in one.live:
             console.say(
                 f"{place}: computed, {one.live['agreement']:.1%} of its tokens are the model's, at "
@@ -228,8 +233,11 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.2f} ms"
 
 
-def _kl(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}"
+def _kl(row: Mapping[str, Any]) -> str:
+    value, interval = row.get("kl"), row.get("kl_interval")
+    if value is None:
+        return ""
+    return f"{value:.2g}" + (f" ({interval[0]:.2g} to {interval[1]:.2g})" if interval else "")
 
 
 def _ratio(row: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from moebench.harness.sweep.execute import keep
 from moebench.harness.sweep.planned import Planned
 from moebench.harness.sweep.pool import Workers, schedule
 from moebench.harness.sweep.worker import Failed, Job, group_of
+from moebench.results.intervals import Interval, ratio_interval
 from moebench.results.samples import TokenSample, read_samples
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
@@ -44,6 +45,12 @@ class Measured:
         """KL divergence from the lossless model in nats a token; None where none was computed."""
         accuracy = self.document.get("accuracy")
         return None if accuracy is None or accuracy.get("kl") is None else float(accuracy["kl"])
+
+    @property
+    def kl_interval(self) -> Interval | None:
+        """The KL divergence's 95 % interval over prompts; None for one prompt, or without a KL."""
+        items = (self.document.get("accuracy") or {}).get("items") or {"kl": [None]}
+        return None if None in items["kl"] else ratio_interval(items["kl"], items["decoded"])
 
     @property
     def run_id(self) -> str:

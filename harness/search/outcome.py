@@ -48,6 +48,7 @@ class Outcome:
         ablation: TPOT of the composition with each of its decisions as the published system's.
         bounds: lower bounds of the composition's decoded token.
         live: what a run that computes gave.
+        regret: of one rule for several places: it, and the fastest trial here, on new prompts.
     """
 
     place: Place
@@ -58,6 +59,7 @@ class Outcome:
     ablation: list[Row] = field(default_factory=list)
     bounds: Row = field(default_factory=dict)
     live: Row = field(default_factory=dict)
+    regret: Row = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
@@ -146,7 +148,8 @@ def validate(
     own = [one for one in search.ranked(trials) if not one.published][:most]
     progress("fewer decisions")
     own = [search.simplified(one) if rank == 0 else one for rank, one in enumerate(own)]
-    runs = search.validated([*known, *own], place, progress("validation"))
+    here = [] if len(search.places) == 1 else search.fastest(trials, name)
+    runs = search.validated([*known, *own, *here], place, progress("validation"))
     rows = _rows([*known, *own], runs, search.limit)
     allowed = [row for row in rows if row.get("tpot_ms") and row["allowed"]]
     by_name = {one.name: one for one in (*known, *own)}
@@ -162,6 +165,8 @@ def validate(
     if found is None:
         return outcome
     outcome.places.append(_compared("prompts", found, [best], runs))
+    if here:
+        outcome.regret = _compared("prompts", found, [found, *here], runs)
     _everywhere(outcome, search, known, progress("held-out places"))
     outcome.ablation = _ablation(outcome, search, runs, progress("ablation"))
     outcome.bounds = _bounds(outcome, search, progress("bounds"))
@@ -180,7 +185,8 @@ def _rows(
             continue
         allowed = limit is None or (run.kl or 0.0) <= limit
         rows.append({
-            **row, "tpot_ms": run.tpot_ms, "kl": run.kl, "allowed": allowed, "run": run.run_id,
+            **row, "tpot_ms": run.tpot_ms, "kl": run.kl, "kl_interval": run.kl_interval,
+            "allowed": allowed, "run": run.run_id,
             "memory_gb": run.document["metrics"]["peak_device_bytes"] / 1e9,
         })  # fmt: skip
     return sorted(rows, key=lambda row: row.get("tpot_ms") or math.inf)

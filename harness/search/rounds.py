@@ -284,6 +284,11 @@ class Search:
                 found[key] = entry
         return [one for _, _, one in sorted(found.values(), key=lambda entry: entry[:2])]
 
+    def fastest(self, trials: Trials, place: str) -> list[Candidate]:
+        """Return the composition that is the fastest in one place; empty if none was evaluated."""
+        own = [one for one in self.ranked(trials) if not one.published and self._load(one)]
+        return sorted(own, key=lambda one: self.tpot(one.name, place))[:1]
+
     def simplified(self, one: Candidate) -> Candidate:
         """Return a composition without the decisions and options that gain nothing.
 

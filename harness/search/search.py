@@ -113,6 +113,7 @@ def _document(one: Outcome) -> dict[str, Any]:
         "found": None if found is None else {"name": found.name, "set": dict(found.sets)},
         "seeds": dataclasses.asdict(one.place.seeds), "validation": one.rows,
         "held_out": one.places, "ablation": one.ablation, "bound": one.bounds, "live": one.live,
+        "regret": one.regret,
     }  # fmt: skip
 
 
