@@ -293,6 +293,9 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "frequency-distance": ("edgemoe", "FrequencyOverDistance"),
         "dispatch-lru": ("qvac_lru", "DispatchLRU"),
         "first-not-predicted": ("sida", "FirstNotPredicted"),
+        "guarded-lru": ("policies.evict_guarded", "GuardedLRU"),
+        "guarded-lfu": ("policies.evict_guarded", "GuardedLFU"),
+        "guarded-score": ("policies.evict_guarded", "GuardedScore"),
     },
 }
 
