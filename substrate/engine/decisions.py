@@ -188,6 +188,9 @@ class Lanes(Protocol):
     def backlog_ns(self, lane: Lane) -> int:
         """Return how long a lane will still be busy with submitted operations, in ns."""
 
+    def estimate_ns(self, op: Op, lane: Lane) -> int:
+        """Return an estimate of an operation's time on a lane, in ns."""
+
     def control_ns(self, op: Op, lane: Lane) -> int:
         """Return the control thread's time to submit an operation, in ns; 0 if not known."""
 

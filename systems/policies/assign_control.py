@@ -25,7 +25,8 @@ class Prices(NamedTuple):
         token_ns, first_ns: on the host for each token, and more for a layer's first expert there.
         launch_ns, submit_ns: of the control thread for an expert on the device, and for a load.
         hand_ns: of the control thread for an expert on the host and the return of its output.
-        shared_ns: of the control thread for the layer's shared experts.
+        shared_ns, shared_launch_ns: of the layer's shared experts on the device, and of the control
+            thread for them.
     """
 
     device_ns: float
@@ -36,6 +37,7 @@ class Prices(NamedTuple):
     submit_ns: float
     hand_ns: float
     shared_ns: float
+    shared_launch_ns: float
 
 
 def layer_end_ns(
@@ -53,7 +55,7 @@ def layer_end_ns(
         host_rows: tokens of each expert on the host, in their order.
         free_ns: when the link is free and the experts under way have arrived.
     """
-    control = device = host = 0.0
+    control = host = 0.0
     link = free_ns
     arrivals = [free_ns] * coming
     for _ in range(loads):
@@ -63,11 +65,12 @@ def layer_end_ns(
     for n, rows in enumerate(host_rows):
         control += prices.hand_ns
         host = max(host, control) + prices.token_ns * rows + prices.first_ns * (not n)
+    device = control
     if here:
-        device = control + prices.device_ns * here
+        device += prices.device_ns * here
         control += prices.launch_ns * here
-    control += prices.shared_ns
-    device = max(device, control)
+    control += prices.shared_launch_ns
+    device = max(device + prices.shared_ns, control)
     for arrival in arrivals:
         begin = max(control, device, arrival)
         control = begin + prices.launch_ns
@@ -120,14 +123,15 @@ class EarliestEnd(LinkOrHost):
         costs, layer, control_ns = view.costs, view.layer, view.lanes.control_ns
         one = op_of(OpKind.EXPERT, layer, (1,), (0,))
         back = op_of(OpKind.RETURN, layer, (1,), (0,))
-        shared_ns = 0
+        shared_ns = shared_launch_ns = 0
         if view.shape.shared_width:
             shared = op_of(OpKind.SHARED, layer, (view.forward.rows,))
-            shared_ns = control_ns(shared, Lane.DEVICE)
+            shared_ns = view.lanes.estimate_ns(shared, Lane.DEVICE)
+            shared_launch_ns = control_ns(shared, Lane.DEVICE)
         return Prices(
             self.mean(costs.device_ns), self.mean(costs.load_ns), *host_line(costs, self.history),
             launch_ns=control_ns(one, Lane.DEVICE),
             submit_ns=control_ns(op_of(OpKind.LOAD, layer, (), (0,)), Lane.H2D),
             hand_ns=control_ns(one, Lane.HOST) + control_ns(back, Lane.D2H),
-            shared_ns=shared_ns,
+            shared_ns=shared_ns, shared_launch_ns=shared_launch_ns,
         )  # fmt: skip

@@ -58,12 +58,17 @@ class Backlog:
     def __init__(
         self, busy_ns: Mapping[Lane, int] | None = None, load_path: tuple[Lane, ...] = (Lane.H2D,),
         control_ns: Mapping[tuple[OpKind, Lane], int] | None = None,
+        estimate_ns: Mapping[tuple[OpKind, Lane], int] | None = None,
     ) -> None:  # fmt: skip
         self._busy_ns, self.load_path = dict(busy_ns or {}), load_path
         self._control_ns = dict(control_ns or {})
+        self._estimate_ns = dict(estimate_ns or {})
 
     def backlog_ns(self, lane: Lane) -> int:
         return self._busy_ns.get(lane, 0)
+
+    def estimate_ns(self, op: Op, lane: Lane) -> int:
+        return self._estimate_ns.get((op.kind, lane), 0)
 
     def control_ns(self, op: Op, lane: Lane) -> int:
         return self._control_ns.get((op.kind, lane), 0)
