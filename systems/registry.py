@@ -298,6 +298,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "guarded-lru": ("policies.evict_guarded", "GuardedLRU"),
         "guarded-lfu": ("policies.evict_guarded", "GuardedLFU"),
         "guarded-score": ("policies.evict_guarded", "GuardedScore"),
+        "guarded-next-use": ("policies.evict_guarded", "GuardedNextUse"),
     },
 }
 

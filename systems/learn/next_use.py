@@ -26,17 +26,17 @@ PARTS = 16
 UNIT, PRIOR = 64, 32
 
 
+#: The largest number of each class of `half_octaves`, up to 2 ** 62.
+_ENDS = np.array([0, 1, 2, 3] + [(n + 6) * 2 ** (k - 2) - 1 for k in range(2, 62) for n in (0, 2)])
+
+
 def half_octaves(values: np.ndarray, classes: int) -> np.ndarray:
     """Return the class of each whole number from 0 on: 0, 1, 2, 3, 4-5, 6-7, 8-11, 12-15, ...
 
     Args:
         classes: their number; the last one has all larger numbers.
     """
-    ends = [0, 1, 2]
-    while len(ends) < classes - 1:
-        low = 1 << (len(ends) + 1) // 2
-        ends.append(low + low // 2 - 1 if len(ends) % 2 else 2 * low - 1)
-    return np.searchsorted(np.array(ends), values, side="left")
+    return np.searchsorted(_ENDS[: classes - 1], values, side="left")
 
 
 class Past:

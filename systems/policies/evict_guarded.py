@@ -1,9 +1,8 @@
 """Evictions that know what a slot is for, and which experts later layers are expected to use.
 
 `Guards` restricts the experts among which another policy chooses.  It is combined with that policy
-by inheritance, so that options of both are options of the combination: `GuardedLRU`, `GuardedLFU`,
-`GuardedScore`.  The rules are ours; parts of them are known from systems that have one of them
-alone:
+by inheritance (`GuardedLRU`, `GuardedLFU`, `GuardedScore`, `GuardedNextUse`), so that options of
+both are options of the combination.  The rules are ours.  Some systems have one of them:
 
     rule          elsewhere
     ────          ─────────
@@ -27,6 +26,7 @@ from moebench.systems.policies.evict import (
     LeastRecentlyUsed,
     LowestAverageScore,
 )
+from moebench.systems.policies.evict_next_use import FarthestNextUse
 
 
 @dataclass(kw_only=True)
@@ -149,3 +149,8 @@ class GuardedLFU(Guards, LeastFrequentlyUsed):
 @dataclass(kw_only=True)
 class GuardedScore(Guards, LowestAverageScore):
     """SMoE Eq. 3; first prefetched experts that were not used, and last those that are expected."""
+
+
+@dataclass(kw_only=True)
+class GuardedNextUse(Guards, FarthestNextUse):
+    """The farthest expected next use; first unused prefetches, and last experts of a forecast."""
