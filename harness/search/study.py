@@ -29,7 +29,7 @@ from moebench.harness.search.composition import RUNTIME, Sets, Space
 from moebench.substrate.errors import InputError, MoeBenchError, UsageError
 
 #: Counted up where the same search would draw other trials: it then begins anew.
-VERSION = 1
+VERSION = 2
 
 #: Trials drawn at random before the sampler learns from those that are known.
 AT_RANDOM = 10

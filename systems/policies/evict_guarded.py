@@ -78,7 +78,7 @@ class Guards(Eviction):
         if self.forecast:
             for layer, scores_TE in forecast.items():
                 ids_TK = np.argsort(-scores_TE, axis=1, kind="stable")[:, : self._expects]
-                row = self._row(layer)
+                row = self._keys_of(layer)
                 self._expected[row] = False
                 self._expected[row.start + ids_TK.ravel()] = True
 
@@ -86,7 +86,7 @@ class Guards(Eviction):
         """Note the experts that a layer uses, and those that were prefetched for it in vain."""
         experts = [*experts]
         super().used(layer, experts)
-        row = self._row(layer)
+        row = self._keys_of(layer)
         keys = [row.start + expert for expert in experts]
         self._expected[row] = False
         self._wasted[row] |= self._ahead[row]
@@ -132,7 +132,7 @@ class Guards(Eviction):
             yield allowed & ~self._expected
         yield allowed
 
-    def _row(self, layer: int) -> slice:
+    def _keys_of(self, layer: int) -> slice:
         return slice(layer * self._width, (layer + 1) * self._width)
 
 

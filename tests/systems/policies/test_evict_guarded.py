@@ -3,15 +3,19 @@
 Keys are ``layer · 4 + expert``.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebench.substrate.terms import RoutedSequence
 from moebench.systems.policies.evict import LeastFrequentlyUsed, LeastRecentlyUsed
-from moebench.systems.policies.evict_guarded import GuardedLFU, GuardedLRU
+from moebench.systems.policies.evict_guarded import GuardedLFU, GuardedLRU, GuardedNextUse
+from moebench.systems.policies.evict_next_use import FarthestNextUse
 from moebench.systems.registry import make
-from tests.systems.views import flags, started, victim_of
+from tests.systems.views import flags, shape, started, victim_of
 
 EXPERTS, LAYERS = 4, 2
 KEYS = EXPERTS * LAYERS
@@ -135,6 +139,22 @@ def test_scores_are_read_where_the_policy_behind_reads_them(name):
 
 # ---------------------------------------------------------------- random streams
 
+COMBINED = [
+    (GuardedLRU, LeastRecentlyUsed),
+    (GuardedLFU, LeastFrequentlyUsed),
+    (GuardedNextUse, FarthestNextUse),
+]
+
+
+def made(kind, **options):
+    """Return a policy, which has learnt if it must."""
+    policy = kind(**options)
+    if policy.calibrates:
+        ids_TLK = np.random.default_rng(0).integers(0, EXPERTS, (50, LAYERS, 1))
+        policy.calibrate([RoutedSequence(ids_TLK, 1)], shape(EXPERTS, 1, LAYERS), Path())
+    return policy
+
+
 PURPOSES = st.sampled_from(["needed", "speculative", "committed", "upload"])
 EVENTS = st.lists(
     st.one_of(
@@ -147,12 +167,13 @@ EVENTS = st.lists(
 )
 
 
-@given(
-    EVENTS, st.sampled_from([(GuardedLRU, LeastRecentlyUsed), (GuardedLFU, LeastFrequentlyUsed)])
-)
+@given(EVENTS, st.sampled_from(COMBINED))
 def test_without_guards_it_is_the_policy_behind(events, kinds):
     guarded, plain = kinds
-    policies = started(guarded(**NONE), EXPERTS, LAYERS), started(plain(), EXPERTS, LAYERS)
+    policies = (
+        started(made(guarded, **NONE), EXPERTS, LAYERS),
+        started(made(plain), EXPERTS, LAYERS),
+    )
     inside = set()
     for event in events:
         found = {play(policy, event, set(inside)) for policy in policies}
@@ -188,11 +209,11 @@ def follow(inside, event, victim):
 
 @given(
     EVENTS, st.booleans(), st.integers(0, 3), st.booleans(), st.integers(1, 4),
-    st.sampled_from([GuardedLRU, GuardedLFU]),
+    st.sampled_from([guarded for guarded, _ in COMBINED]),
 )  # fmt: skip
 def test_guards_keep_their_promises(events, unused, recent, forecast, experts, kind):
     options = {"unused": unused, "recent": recent, "forecast": forecast, "experts": experts}
-    policy = started(kind(**options), EXPERTS, LAYERS)
+    policy = started(made(kind, **options), EXPERTS, LAYERS)
     inside, ahead, vain = set(), set(), set()
     expected = {layer: set() for layer in range(LAYERS)}
     passes = {layer: [] for layer in range(LAYERS)}
