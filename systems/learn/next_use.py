@@ -75,7 +75,7 @@ class Past:
 
 
 class NextUse(NamedTuple):
-    """The table.
+    """A table of mean distances, and the popularity of each expert.
 
     Attributes:
         distance_AFP: mean distance by class of age, frequency and popularity, in ``1 / UNIT``

@@ -80,7 +80,7 @@ def layer_end_ns(
 
 @dataclass(kw_only=True)
 class EarliestEnd(LinkOrHost):
-    """Of the splits by numbers, the one whose layer ends first by `layer_end_ns`.
+    """Uses the split of a layer after which the layer ends first, by `layer_end_ns`.
 
     Absent experts with most tokens, then with the best scores, are loaded, and the host computes
     the others.  It may compute residents, too: those with fewest tokens, then with the lowest ids.

@@ -123,7 +123,7 @@ def test_no_other_split_ends_earlier(here, coming, each, free_ns, most):
         return layer_end_ns(each, here - taken, coming, loads, on_host, free_ns)
 
     ends = [end_ns(*both) for both in product(range(9 - here - coming), range(min(most, here) + 1))]
-    assert end_ns(loads, sum(e < here for e in plan.host)) <= min(ends) + SAME_NS * len(ends)
+    assert end_ns(loads, sum(e < here for e in plan.host)) <= min(ends) + SAME_NS
     # What is loaded scores best.
     missing = list(range(here + coming, 8))
     assert fetched(0, plan.load) == missing[:loads]
