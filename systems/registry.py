@@ -294,11 +294,11 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "frequency-distance": ("edgemoe", "FrequencyOverDistance"),
         "dispatch-lru": ("qvac_lru", "DispatchLRU"),
         "first-not-predicted": ("sida", "FirstNotPredicted"),
-        "next-use": ("policies.evict_next_use", "FarthestNextUse"),
+        "next-use": ("next_use", "FarthestNextUse"),
         "guarded-lru": ("policies.evict_guarded", "GuardedLRU"),
         "guarded-lfu": ("policies.evict_guarded", "GuardedLFU"),
         "guarded-score": ("policies.evict_guarded", "GuardedScore"),
-        "guarded-next-use": ("policies.evict_guarded", "GuardedNextUse"),
+        "guarded-next-use": ("next_use", "GuardedNextUse"),
     },
 }
 

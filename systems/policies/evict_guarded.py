@@ -1,8 +1,8 @@
 """Evictions that know what a slot is for, and which experts later layers are expected to use.
 
 `Guards` restricts the experts among which another policy chooses.  It is combined with that policy
-by inheritance (`GuardedLRU`, `GuardedLFU`, `GuardedScore`, `GuardedNextUse`), so that options of
-both are options of the combination.  The rules are ours.  Some systems have one of them:
+by inheritance (`GuardedLRU`, `GuardedLFU`, `GuardedScore`, `systems.next_use.GuardedNextUse`), so
+that options of both are options of the combination.  The rules are ours.  Some systems have one:
 
     rule          elsewhere
     ────          ─────────
@@ -26,7 +26,6 @@ from moebench.systems.policies.evict import (
     LeastRecentlyUsed,
     LowestAverageScore,
 )
-from moebench.systems.policies.evict_next_use import FarthestNextUse
 
 
 @dataclass(kw_only=True)
@@ -45,14 +44,14 @@ class Guards(Eviction):
     Attributes:
         unused: whether prefetched experts that were not used are evicted first.
         recent: a speculative prefetch evicts none of the experts that a layer used in its last
-            ``recent`` passes; 0 protects none.
+            ``recent`` passes; 0 protects none.  docs/caches.md compares 0 and 1.
         forecast: whether experts that the last forecast expects in layers which have not been
             computed since are protected.
         experts: how many experts of each row of a forecast are protected; 0 is the model's top-k.
     """
 
     unused: bool = option(True, searched=True)
-    recent: int = option(1, low=0, high=4096, searched=(0, 4))
+    recent: int = option(0, low=0, high=4096, searched=(0, 4))
     forecast: bool = option(True, searched=True)
     experts: int = option(0, low=0, searched=(1, 16), scale="log")
 
@@ -149,8 +148,3 @@ class GuardedLFU(Guards, LeastFrequentlyUsed):
 @dataclass(kw_only=True)
 class GuardedScore(Guards, LowestAverageScore):
     """SMoE Eq. 3; first prefetched experts that were not used, and last those that are expected."""
-
-
-@dataclass(kw_only=True)
-class GuardedNextUse(Guards, FarthestNextUse):
-    """The farthest expected next use; first unused prefetches, and last experts of a forecast."""

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.substrate.terms import RoutedSequence
+from moebench.systems.next_use import FarthestNextUse, GuardedNextUse
 from moebench.systems.policies.evict import LeastFrequentlyUsed, LeastRecentlyUsed
-from moebench.systems.policies.evict_guarded import GuardedLFU, GuardedLRU, GuardedNextUse
-from moebench.systems.policies.evict_next_use import FarthestNextUse
+from moebench.systems.policies.evict_guarded import GuardedLFU, GuardedLRU
 from moebench.systems.registry import make
 from tests.systems.views import flags, shape, started, victim_of
 

@@ -1,7 +1,7 @@
 """Eviction by an expert's expected next use, counted in recorded routing of other texts.
 
 Belady's rule evicts the expert whose next use is farthest.  `FarthestNextUse` estimates the
-distance from a table (`systems.learn.next_use`), where FlashMoE trains a network for it.
+distance from a table (`systems.learn.next_use_table`), where FlashMoE trains a network for it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +18,9 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
-from moebench.systems.learn import next_use
+from moebench.systems.learn import next_use_table
 from moebench.systems.policies.checks import require_learnt_for
+from moebench.systems.policies.evict_guarded import Guards
 
 
 @dataclass(kw_only=True)
@@ -54,7 +55,7 @@ class FarthestNextUse(Eviction):
     ) -> None:  # fmt: skip
         """Count the distances in these texts."""
         texts = [text.ids_TLK for text in sequences]
-        self.table = next_use.table(texts, shape.num_experts, self.horizon, self.groups)
+        self.table = next_use_table.table(texts, shape.num_experts, self.horizon, self.groups)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin with an empty past; refuse to without a table for this model."""
@@ -70,7 +71,7 @@ class FarthestNextUse(Eviction):
 
     def begin_sequences(self, prompts: Prompts) -> None:
         """Forget the uses of the sequences before."""
-        self._past = next_use.Past(len(self._shape.moe_layers), self._experts)
+        self._past = next_use_table.Past(len(self._shape.moe_layers), self._experts)
         self._in_prompt = False
         self._stale = set(self._shape.moe_layers)
 
@@ -103,7 +104,7 @@ class FarthestNextUse(Eviction):
         layers = len(self._shape.moe_layers)
         # Whole tokens beyond the next one, and the layers until the layer's turn.
         turn = (self._rows[keys] - self._row - 1) % layers + 1
-        farness = (self._distance[keys] - next_use.UNIT) * layers + next_use.UNIT * turn
+        farness = (self._distance[keys] - next_use_table.UNIT) * layers + next_use_table.UNIT * turn
         return int(keys[farness.argmax()])
 
     def _look_up(self) -> None:
@@ -111,3 +112,8 @@ class FarthestNextUse(Eviction):
             found = self.table.distances(self._past, self._shape.moe_rows[layer])
             self._distance[layer * self._experts : (layer + 1) * self._experts] = found
         self._stale.clear()
+
+
+@dataclass(kw_only=True)
+class GuardedNextUse(Guards, FarthestNextUse):
+    """The farthest expected next use; first unused prefetches, and last experts of a forecast."""

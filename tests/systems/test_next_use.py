@@ -11,8 +11,8 @@ from moebench.substrate.analysis.cache_replay import replay, token_steps, topolo
 from moebench.substrate.engine.decisions import Prompts
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
-from moebench.systems.learn.next_use import AGES, FREQUENCIES, UNIT, NextUse
-from moebench.systems.policies.evict_next_use import FarthestNextUse
+from moebench.systems.learn.next_use_table import AGES, FREQUENCIES, UNIT, NextUse
+from moebench.systems.next_use import FarthestNextUse
 from moebench.systems.registry import make
 from tests.systems.views import cache, shape, started, victim_of, view
 

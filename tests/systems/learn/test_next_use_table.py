@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.systems.learn.next_use import (
+from moebench.systems.learn.next_use_table import (
     AGES,
     FADES,
     FREQUENCIES,
