@@ -368,6 +368,8 @@ class Prefetching(Policy):
     #: ``committed``: first in, first out with needed loads; each waits for a slot that the current
     #: layer frees, and none is dropped.
     discipline: ClassVar[Literal["speculative", "committed"]] = "speculative"
+    #: Whether it commits to keeping all experts of a layer, for which others must leave.
+    whole_layers: ClassVar[bool] = False
     #: Number of chunks of a speculative transfer: needed loads are copied between them.
     chunks: int = 1
 
