@@ -12,6 +12,9 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 Phase = Literal["prefill", "decode"]
+#: Why an expert is copied to the device: its layer needs it now; a prefetch of one of the two
+#: disciplines; or a copy in the background that admission asked for.
+Purpose = Literal["needed", "speculative", "committed", "upload"]
 #: Data of recorded tokens, in addition to chosen experts, from which systems can be fitted.
 #: Predictions are those of the system's own predictors; sensitivity and losses need a computing
 #: model.

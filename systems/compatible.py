@@ -5,6 +5,7 @@ evict      ``makes_room`` for all experts that a layer loads, for one at a time,
 assign     ``loads`` experts that stay, experts for one use, or none; ``uses_host``
 place      ``leaves_slots`` empty for experts of one use; may leave experts to the host
 route      tokens may use experts on the device alone (``resident_only``): nothing is loaded
+prefetch   may commit to whole layers, which need room
 admit      uploads what the host computed, if it computes any
 """
 
@@ -34,6 +35,9 @@ def why_not(system: System) -> str | None:
         return "evict makes room for no expert that a layer loads, but assign loads such ones"
     if evict.makes_room == "named" and loads == "passing" and not place.leaves_slots:
         return "evict makes no room and place leaves none, but assign loads experts for one use"
+    whole_layers = system.prefetch.whole_layers and not place.leaves_slots
+    if whole_layers and evict.makes_room != "all":
+        return "evict does not make room for whole layers, but prefetch fetches such ones"
     if _only_uploads(system.admit) and not (assign.uses_host or system.route.resident_only):
         return "admit uploads experts that the host computed, but assign computes none there"
     return None

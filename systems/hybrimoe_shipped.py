@@ -240,6 +240,8 @@ class LowestOfItsLayer(Eviction):
         self.reserve = self.transient = experts - each
         self._scores = (CodedScores if self.as_coded else RecentScores)(shape, SMOOTHING, 0)
         self._experts = experts
+        #: The last layer with a gate, and its rows; none before the first one.
+        self._layer, self._rows = -1, 0
         #: Keys of the experts that each layer keeps, the least recently used first.
         self._kept = [OrderedDict[int, None]() for _ in range(shape.num_layers)]
 

@@ -66,6 +66,7 @@ class WholeLayer(Prefetching):
     shares_slots = True
 
     discipline = "committed"
+    whole_layers = True
     reads_scores = False
 
     def slots(self, shape: ModelShape) -> int:

@@ -203,6 +203,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "host": ("policies.assign", "HostAll"),
         "balanced": ("policies.assign", "Balanced"),
         "optimal": ("policies.assign", "Optimal"),
+        "earliest-end": ("policies.assign_control", "EarliestEnd"),
         "one-ended": ("smoe_shipped", "OneEnded"),
         "hybrid": ("ktransformers", "Hybrid"),
         "hybrid-chunked": ("kt_kernel", "ChunkedHybrid"),
@@ -293,6 +294,11 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "frequency-distance": ("edgemoe", "FrequencyOverDistance"),
         "dispatch-lru": ("qvac_lru", "DispatchLRU"),
         "first-not-predicted": ("sida", "FirstNotPredicted"),
+        "next-use": ("next_use", "FarthestNextUse"),
+        "guarded-lru": ("policies.evict_guarded", "GuardedLRU"),
+        "guarded-lfu": ("policies.evict_guarded", "GuardedLFU"),
+        "guarded-score": ("policies.evict_guarded", "GuardedScore"),
+        "guarded-next-use": ("next_use", "GuardedNextUse"),
     },
 }
 

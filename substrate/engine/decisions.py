@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from moebench.substrate.machines.protocol import Lane
+from moebench.substrate.machines.protocol import Lane, Op
 from moebench.substrate.machines.timeline import Costs
 from moebench.substrate.memory.cache import Mask
 from moebench.substrate.memory.residency import Whereabouts
@@ -187,6 +187,12 @@ class Lanes(Protocol):
 
     def backlog_ns(self, lane: Lane) -> int:
         """Return how long a lane will still be busy with submitted operations, in ns."""
+
+    def estimate_ns(self, op: Op, lane: Lane) -> int:
+        """Return an estimate of an operation's time on a lane, in ns."""
+
+    def control_ns(self, op: Op, lane: Lane) -> int:
+        """Return the control thread's time to submit an operation, in ns; 0 if not known."""
 
 
 @dataclass(slots=True, kw_only=True)

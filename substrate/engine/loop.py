@@ -267,7 +267,7 @@ class Engine:
         self._combine(layer, on_host)
         self.transfers.drop_unused(layer)
         if self._ahead:  # into slots that this layer's experts leave free
-            self.transfers.commit(self._ahead.plan.load)
+            self.transfers.commit(self._ahead.plan.load, "needed")
         if self._prefetches.committed:
             self._prefetches.ask(view, predicted)
         self._close(now)

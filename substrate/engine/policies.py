@@ -36,7 +36,7 @@ from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import Form, ModelShape
-from moebench.substrate.terms import Ids, Learnt, Lookahead, Losses, Phase, RoutedSequence
+from moebench.substrate.terms import Ids, Learnt, Lookahead, Losses, Phase, Purpose, RoutedSequence
 
 
 class Policy(ABC):
@@ -368,6 +368,8 @@ class Prefetching(Policy):
     #: ``committed``: first in, first out with needed loads; each waits for a slot that the current
     #: layer frees, and none is dropped.
     discipline: ClassVar[Literal["speculative", "committed"]] = "speculative"
+    #: Whether it commits to keeping all experts of a layer, for which others must leave.
+    whole_layers: ClassVar[bool] = False
     #: Number of chunks of a speculative transfer: needed loads are copied between them.
     chunks: int = 1
 
@@ -473,6 +475,10 @@ class Eviction(Policy):
     clairvoyant: ClassVar[bool] = False
     #: Whether it takes keys of several forms of records; else a system with forms is refused.
     takes_forms: ClassVar[bool] = False
+    #: What the engine asks for while it calls `grows`, `victim`, `left` and `arrived`.  It sets
+    #: this, and policies read it.  A speculative prefetch for which `victim` returns None is
+    #: dropped; a needed load waits, and ends the run if there is nothing to wait for.
+    purpose: Purpose = "needed"
 
     def set_future(
         self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False

@@ -4,7 +4,8 @@ A needed load claims its slot when it is submitted.  A speculative prefetch clai
 really starts it, so that a cancelled one has evicted no expert; if none can be evicted at that
 moment it is dropped.  A committed prefetch is a load that begins early: it waits for its slot.  An
 upload, a copy in the background, claims when it is queued; it is refused if no expert can be
-evicted, and the eviction policy hears of the expert once the upload is complete.
+evicted, and the eviction policy hears of the expert once the upload is complete.  The eviction
+policy can read which of these a slot is for (`Eviction.purpose`).
 """
 
 from collections import defaultdict
@@ -19,6 +20,7 @@ from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Home
+from moebench.substrate.terms import Purpose
 
 
 class _LoadOps(dict[int, Op]):
@@ -128,7 +130,9 @@ class Transfers:
                 arrivals[fetch[1]] = span  # type: ignore[index]
         return arrivals
 
-    def demand_when_free(self, fetch: Fetch, waits: bool = True) -> Span | None:
+    def demand_when_free(
+        self, fetch: Fetch, waits: bool = True, purpose: Purpose = "needed"
+    ) -> Span | None:
         """Load an expert into the slot of one whose computation was already submitted.
 
         Where all evictable experts are still in flight, the control thread waits for the first.
@@ -142,9 +146,7 @@ class Transfers:
                 now_ns = self.machine.now_ns()
                 if cache.holds(key):  # a prefetch of it began during a wait
                     return self._arrival(key)
-                after = self._claim(fetch, key, now_ns)
-                if after is None:
-                    after = self._claim_soon(fetch, key, now_ns)
+                after = self._claim_in_time(fetch, key, now_ns, purpose)
                 arriving = [] if after is not None else cache.arriving(key, now_ns)
             if after is not None:
                 return self.machine.load(self._ops[key], self, after)
@@ -237,13 +239,13 @@ class Transfers:
             since = [ns for key, ns in new.items() if not held[key]]
         self.machine.prefetch(absent, self, chunks, since)
 
-    def commit(self, wanted: Sequence[Fetch]) -> None:
+    def commit(self, wanted: Sequence[Fetch], purpose: Purpose = "committed") -> None:
         """Begin fetches in this order, each as soon as a slot can be claimed."""
         for fetch in [f for f in wanted if not self._is_here(f)]:
             if fetch.expert is None:
                 self._streams[fetch.layer] = self._stream(fetch.layer)
             elif not self._is_here(fetch):  # a queued prefetch may have begun meanwhile
-                self.demand_when_free(fetch)
+                self.demand_when_free(fetch, purpose=purpose)
                 self._started[fetch.layer].append(fetch.expert)
 
     def send_back(self, experts: Iterable[tuple[int, int]]) -> None:
@@ -279,9 +281,7 @@ class Transfers:
         with self.machine.lock:
             for fetch in wanted:
                 key, now_ns = self._key(fetch), self.machine.now_ns()
-                waits = self._claim(fetch, key, now_ns)
-                if waits is None:
-                    waits = self._claim_soon(fetch, key, now_ns)
+                waits = self._claim_in_time(fetch, key, now_ns, "committed")
                 if waits is None:
                     break
                 claimed.append(fetch)
@@ -327,9 +327,7 @@ class Transfers:
                 if queue is not None and self.pending >= queue:
                     break
                 self._uploads[key] = None
-                after = self._claim(fetch, key, now_ns)
-                if after is None:
-                    after = self._claim_soon(fetch, key, now_ns)
+                after = self._claim_in_time(fetch, key, now_ns, "upload")
                 if after is None:
                     del self._uploads[key]
                     continue
@@ -356,9 +354,11 @@ class Transfers:
             if not self.cache.is_complete(key, now_ns):
                 break  # they end in their order
             done.append(key)
+        self.evict.purpose = "upload"
         for key in done:
             del self._uploads[key]
             self.evict.arrived(key)
+        self.evict.purpose = "needed"
         return done
 
     # ------------------------------------------------------------------ the machine's questions
@@ -372,7 +372,9 @@ class Transfers:
         fetch = self._wanted[key]
         if fetch[4] != op.form:  # without several forms, `speculate` has not looked at it
             check_form(fetch.form, self.cache.forms)
+        self.evict.purpose = "speculative"
         after = self._claim(fetch, key, now_ns, spare=self._wanted)
+        self.evict.purpose = "needed"
         if after is not None:
             self._started[layer].append(expert)
             self._speculative.add(key)
@@ -441,6 +443,17 @@ class Transfers:
             if victim is None and not free:
                 return None
         return self._give(fetch, key, victim, now_ns)
+
+    def _claim_in_time(
+        self, fetch: Fetch, key: int, now_ns: int, purpose: Purpose
+    ) -> tuple[Span, ...] | None:
+        """Claim a slot at this instant, or else one that submitted computations will free."""
+        self.evict.purpose = purpose
+        after = self._claim(fetch, key, now_ns)
+        if after is None:
+            after = self._claim_soon(fetch, key, now_ns)
+        self.evict.purpose = "needed"
+        return after
 
     def _claim_soon(self, fetch: Fetch, key: int, now_ns: int) -> tuple[Span, ...] | None:
         """Claim a slot, counting experts as evictable once submitted computations have ended.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from moebench.substrate.engine.decisions import Active, Fetch, ForwardPass, LayerView
-from moebench.substrate.machines.protocol import Lane
+from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.timeline import Costs
 from moebench.substrate.memory.cache import NEVER, ExpertCache, Scope
 from moebench.substrate.memory.residency import Whereabouts
@@ -53,15 +53,25 @@ def costs(
 
 
 class Backlog:
-    """Lanes that stay busy for a given time; 0 where none is given."""
+    """Lanes that stay busy, and keep the control thread, for given times; 0 if none is given."""
 
     def __init__(
-        self, busy_ns: Mapping[Lane, int] | None = None, load_path: tuple[Lane, ...] = (Lane.H2D,)
-    ) -> None:
+        self, busy_ns: Mapping[Lane, int] | None = None, load_path: tuple[Lane, ...] = (Lane.H2D,),
+        control_ns: Mapping[tuple[OpKind, Lane], int] | None = None,
+        estimate_ns: Mapping[tuple[OpKind, Lane], int] | None = None,
+    ) -> None:  # fmt: skip
         self._busy_ns, self.load_path = dict(busy_ns or {}), load_path
+        self._control_ns = dict(control_ns or {})
+        self._estimate_ns = dict(estimate_ns or {})
 
     def backlog_ns(self, lane: Lane) -> int:
         return self._busy_ns.get(lane, 0)
+
+    def estimate_ns(self, op: Op, lane: Lane) -> int:
+        return self._estimate_ns.get((op.kind, lane), 0)
+
+    def control_ns(self, op: Op, lane: Lane) -> int:
+        return self._control_ns.get((op.kind, lane), 0)
 
 
 def flags(experts: Iterable[int], total: int) -> np.ndarray:
