@@ -85,7 +85,7 @@ def check_timeline(  # noqa: PLR0913 each says what one run allows
     )
     stays = made.stays(events)
     _check_slots(stays, capacity, one_form)
-    if budget_bytes is not None:
+    if record_bytes and budget_bytes is not None:
         _check_bytes(stays, record_bytes, common_bytes, budget_bytes)
 
 

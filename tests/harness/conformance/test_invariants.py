@@ -251,6 +251,8 @@ OWN_EVENTS = [claim(0, 1, 0), claim(2, 2, 0, 1)]
         (TWO_FORMS, [claim(0, 3, 0), claim(1, 7, 1)], {"budget_bytes": 16, "common_bytes": 3},
          "more bytes than the device has"),
         (TWO_FORMS, [claim(0, 3, 0), claim(1, 7, 1)], {"budget_bytes": 13}, "more bytes"),
+        (TWO_FORMS, [claim(0, 3, 0), claim(1, 7, 1)], {"budget_bytes": 1, "record_bytes": ()},
+         None),
         # One after the other: one comes when the other one is no longer read.
         ("load 0/0 0-9 b10; expert 0/0 9-12; load 0/1 12-13 f1 b4",
          [claim(0, 0, 0), claim(2, 5, 1)], {"budget_bytes": 10}, None),
