@@ -184,6 +184,15 @@ def test_every_reading_says_its_source(proc: Path) -> None:
     assert link_gb_s(Survey({"link": "NVLink"}, {})) is link_gb_s(Survey({}, {})) is None
 
 
+def test_sixteen_lanes_of_each_generation() -> None:
+    """Transfers a second, of which 8 of 10 bits are data, then 128 of 130, then 242 of 256."""
+    coded = {1: 2.5 * 8 / 10, 2: 5 * 8 / 10, 3: 8 * 128 / 130, 4: 16 * 128 / 130,
+             5: 32 * 128 / 130, 6: 64 * 242 / 256}  # fmt: skip
+    for generation, gigabits in coded.items():
+        rate = link_gb_s(Survey({"link": f"PCIe {generation}.0 x16"}, {}))
+        assert rate == pytest.approx(16 * gigabits / 8, rel=1e-3)
+
+
 def test_a_card_of_the_catalogue_has_its_numbers_by_any_spelling(proc: Path) -> None:
     found = survey(desk("Nvidia RTX-4090, 24564, [N/A], 4, [N/A]"), proc)
     sheet = {n: q for n, q in load_profile("rtx4090").quantities() if n.startswith("gpu.")}
