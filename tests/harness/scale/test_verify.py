@@ -155,7 +155,7 @@ def test_all_families_and_prose_are_measured(
     without = measure(model(), None, quick, lambda *done: seen.append(done))
     assert without["statistics"] == {"exercises": (16, 4)}
     assert seen == [(n, 3) for n in range(1, 4)]
-    with pytest.raises(InputError, match="_test.txt: cannot be read .*statistics of prose"):
+    with pytest.raises(InputError, match=r"_test.txt: cannot be read .*statistics of prose"):
         measure(model(), tmp_path / "none", quick, lambda *done: None)
 
 
