@@ -1,7 +1,8 @@
 """Kinds of machines: which one a run names, and what each of them supports and offers."""
 
+from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,7 +20,9 @@ from moebench.substrate.engine.runtime import Supports
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.memory.capacity import Room
+from moebench.substrate.models.catalogue import quantised
 from moebench.substrate.models.shape import Form
+from moebench.systems.baselines import MoEOnDemand
 from moebench.systems.options import build
 from tests.harness.machines.test_profile import profile as measured_profile
 
@@ -225,3 +228,131 @@ def test_a_stage_starts_with_loading_and_placing() -> None:
     stage.engine = SimpleNamespace(start=lambda: 7)  # type: ignore[assignment]
     stage.load_ns = lambda placed: 1000 * placed
     assert stage.start() == 7005
+
+
+# ---------------------------------------------------------------------- building a simulation
+
+
+class Built(NamedTuple):
+    """What was built, by name, with what it was given; and the stage."""
+
+    made: dict[str, tuple[Any, ...]]
+    stage: Stage
+
+
+def built(
+    patch: pytest.MonkeyPatch, needs: dict[str, Any], given: dict[str, Any] | None = None,
+    chosen: Any = None, from_disk: bool = False, most: int | None = None,
+) -> Built:  # fmt: skip
+    """Build a stage of which every part is the name of what it is."""
+    made: dict[str, tuple[Any, ...]] = {}
+    costs = SimpleNamespace(form_bytes=[80, 25, 40], record_bytes=80, name="costs")
+    cache = SimpleNamespace(slots=7, slot_bytes=560, forms=1)
+    machine = SimpleNamespace(host_memory=None)
+
+    def note(name: str, answer: Any) -> None:
+        def call(*args: Any, **more: Any) -> Any:
+            made[name] = (*args, more) if more else args
+            return answer
+
+        patch.setattr(simulated, name, call)
+
+    for name, answer in (
+        ("cost_model", costs), ("Timeline", "timeline"), ("HostRecords", "records"),
+        ("SimulatedMachine", machine), ("ExpertCache", cache), ("Engine", "engine"),
+        ("loading_ns", 99), ("slots_by_form", [9, 4, 5]), ("used_forms", [1, 2]),
+    ):  # fmt: skip
+        note(name, answer)
+    system = build("moe-ondemand")
+    patch.setattr(type(system), "threads", needs.pop("threads", None))
+    for name, value in needs.items():
+        setattr(system, name, value)
+    patch.setattr(type(system.place), "chosen_forms", lambda self, shape: chosen)
+    patch.setattr(type(system), "most_slots", lambda self, full: most)
+    of = spec(**given or {})
+    capacity = SimpleNamespace(
+        from_disk=from_disk, host="host", slots=12, device="device", homes="homes",
+        streams_from_disk="streams",
+    )  # fmt: skip
+    shape = SimpleNamespace(moe_layers=range(3), num_experts=8)
+    request = SimpleNamespace(
+        spec=of, system=system, full="full", keep_timeline="keep", notes=["of the request"],
+        model=lambda decoder: SimpleNamespace(shape=shape, given=decoder),
+    )  # fmt: skip
+    memory = Memory(capacity, load_profile("a6000"), ["of the memory"])  # type: ignore[arg-type]
+    patch.setattr(Memory, "document", lambda self, *sizes: sizes)
+    stage = SimulatedKind().build(request, memory, ExitStack())  # type: ignore[arg-type]
+    return Built(made, stage)
+
+
+def test_a_simulation_is_built_of_what_the_system_and_the_run_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs = {"pinned_copies": False, "parallel_reads": False, "overlap": False,
+             "module_hooks": True, "expert_precision": "4bit", "host_experts": 6,
+             "threads": 99, "prediction_python": False, "host_kernels": "ggml"}  # fmt: skip
+    made, stage = built(monkeypatch, needs, {"routing": "drawn", "context": 5}, from_disk=True)
+    profile, full, precision, more = made["cost_model"]
+    assert (profile.name, full, precision) == ("a6000", "full", "bf16")
+    assert more == {
+        "expert_precision": "4bit", "pinned": False, "module_hooks": True, "fused_experts": False,
+        "host": ("ggml", 6, 1.0), "prediction_python": False, "parallel_reads": False,
+        "forms": (Form(),),
+    }  # fmt: skip
+    assert made["Timeline"] == ("keep",)
+    assert made["HostRecords"] == ("host", 80, 6)
+    costs, timeline, records, how = made["SimulatedMachine"]
+    assert (costs.name, timeline, records) == ("costs", "timeline", "records")
+    assert how == {"parallel_reads": False, "overlap": False, "blocking_copies": True}
+    assert made["slots_by_form"] == ((Form(),), [80, 25, 40], 12)
+    shape, *cached = made["ExpertCache"]
+    assert cached == [9, "global", "device", 80, [(4, 25), (5, 40)], None]
+    system, model, machine, _, *rest = made["Engine"]
+    assert (type(system), model.given, model.shape) == (MoEOnDemand, None, shape)
+    assert rest == ["timeline", "homes", "streams", 5]
+    assert (stage.engine, stage.timeline, stage.device) == ("engine", "timeline", "device")
+    assert (stage.machine, stage.host, stage.profile) == (machine, "host", profile)
+    assert (stage.badge, stage.ran, stage.card) == (profile.badge, None, None)
+    assert (stage.slots, stage.total, stage.memory) == (7, 24, (560, 80))
+    assert stage.notes[0].startswith("simulated on a6000")
+    assert stage.notes[-2:] == ["of the request", "of the memory"]
+    assert stage.load_ns(3) == 99
+    placed, costs, capacity, system, form = made["loading_ns"]
+    assert (placed, costs.name, capacity.slots, type(system), form) == (
+        3, "costs", 12, MoEOnDemand, 0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "precision", "experts", "rate"),
+    [
+        ({"expert_dtype": "int8"}, "bf16", "int8", 1.0),
+        ({"quant": "q8_0"}, pytest.approx(8.5, rel=1e-3), 8.5, quantised("q8_0", "").rate),
+        ({}, "bf16", None, 1.0),
+    ],
+)
+def test_a_simulation_is_charged_the_runs_precision(
+    given: dict[str, Any], precision: Any, experts: Any, rate: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    made, _ = built(monkeypatch, {}, given)
+    *_, charged, more = made["cost_model"]
+    assert (charged, more["expert_precision"]) == (precision, experts)
+    assert more["host"] == ("unpacking", None, rate)
+    assert "HostRecords" not in made
+    assert made["SimulatedMachine"][2] is None
+
+
+@pytest.mark.parametrize(("most", "slots"), [(None, 24), (10, 10), (99, 24)])
+def test_slots_hold_the_largest_record_in_use(
+    most: int | None, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the bytes of twelve whole records fit 24 of those of 40 bytes, the largest in use."""
+    made, stage = built(monkeypatch, {}, chosen="chosen", most=most, from_disk=True)
+    shape, *cached = made["ExpertCache"]
+    assert made["used_forms"] == (shape, "chosen")
+    assert cached == [slots, "global", "device", 40, [], "chosen"]
+    assert made["HostRecords"][1] == 40
+    stage.load_ns(1)
+    assert made["loading_ns"][-1] == 2
+    assert "slots_by_form" not in made

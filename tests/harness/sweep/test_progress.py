@@ -47,16 +47,20 @@ def lines(count: int, failing: dict[int, Failed], said: list[str]) -> list[str]:
     shown = _Lines(count, left(count, clock))
     for n, job in enumerate(jobs(count)):
         shown.started(0, job)
-        clock.now += 10
+        clock.now += 20
         shown.ended(0, job, failing.get(n, DONE))
     return said
 
 
 def test_a_line_for_every_tenth_with_the_time_that_is_left(said: list[str]) -> None:
+    # Twice as long as expected: 20 s a cell.
     assert lines(25, {}, said) == [
-        f"sweep: {n}/25, 0 failed, {(25 - n) * 10 / 60:.0f} min left"
-        if (25 - n) * 10 >= 90 else f"sweep: {n}/25, 0 failed, {(25 - n) * 10} s left"
-        for n in (3, 5, 8, 10, 13, 15, 18, 20, 23)
+        f"sweep: {n}/25, 0 failed, {left}"
+        for n, left in (
+            (3, "7 min left"), (5, "7 min left"), (8, "6 min left"), (10, "5 min left"),
+            (13, "4 min left"), (15, "3 min left"), (18, "2 min left"), (20, "2 min left"),
+            (23, "40 s left"),
+        )
     ] + ["sweep: 25/25, 0 failed"]  # fmt: skip
 
 
