@@ -85,7 +85,8 @@ def check_timeline(  # noqa: PLR0913 each says what one run allows
     )
     stays = made.stays(events)
     _check_slots(stays, capacity, one_form)
-    _check_occupancy(stays, capacity, record_bytes, common_bytes, budget_bytes)
+    if record_bytes and budget_bytes is not None:
+        _check_bytes(stays, record_bytes, common_bytes, budget_bytes)
 
 
 def check_lanes(spans: Sequence[Span]) -> None:
@@ -116,8 +117,8 @@ class _Slots:
     record_bytes: Sequence[int]
     writes_back: bool
     reads_unfinished: bool
-    queued: Collection[int] = ()
-    one_form: bool = False
+    queued: Collection[int]
+    one_form: bool
     current: dict[int, _Stay] = field(default_factory=dict)
     all: list[_Stay] = field(default_factory=list)
 
@@ -258,19 +259,15 @@ def _check_slots(stays: Sequence[_Stay], capacity: int, one_form: bool) -> None:
                 )
 
 
-def _check_occupancy(
-    stays: Sequence[_Stay], capacity: int, sizes: Sequence[int], common: int, budget: int | None
-) -> None:
+def _check_bytes(stays: Sequence[_Stay], sizes: Sequence[int], common: int, budget: int) -> None:
     """Check that records in use or under way fit at every instant, ignoring slot numbers."""
     busy = [s for s in stays if s.last_read_ns > s.start_ns]
-    changes = [(s.last_read_ns, -1, s.form) for s in busy]
-    changes += [(s.start_ns, 1, s.form) for s in busy]
-    held, held_bytes = 0, common
-    for _, change, form in sorted(changes):
+    changes = [(s.last_read_ns, -sizes[s.form]) for s in busy]
+    changes += [(s.start_ns, sizes[s.form]) for s in busy]
+    held = common
+    for _, change in sorted(changes):
         held += change
-        held_bytes += change * sizes[form] if sizes else 0
-        must(held <= capacity, "more experts at once than there are slots")
-        must(budget is None or held_bytes <= budget, "more bytes than the device has")
+        must(held <= budget, "more bytes than the device has")
 
 
 # ----------------------------------------------------------------------------- order
@@ -326,7 +323,7 @@ def check_order(
             case OpKind.HEAD:
                 needed = max(done, streamed.pop(-1, 0))
                 must(not outputs, "experts of no sum")
-                carried = []
+                carried, done = [], end
             case _:
                 continue
         if start < needed:

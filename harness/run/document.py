@@ -35,7 +35,7 @@ from moebench.substrate.machines.protocol import Lane, Machine
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.machines.utilisation import utilisation
-from moebench.substrate.models.shape import stored_bytes
+from moebench.substrate.models.shape import bits_per_weight
 from moebench.substrate.terms import Phase
 from moebench.systems.options import describe
 
@@ -51,9 +51,6 @@ EXPERT_COUNTS = (
     "active", "hits", "in_flight", "begun", "loads", "host", "host_resident", "deferred",
     "unchosen", "replaced", "lingering", "uploaded", "uploads_refused",
 )  # fmt: skip
-
-#: A number of weights by whose bytes two precisions are compared.
-COMPARED_WEIGHTS = 2**20
 
 #: Length of the n-grams that are counted, in tokens.
 N = 4
@@ -384,8 +381,8 @@ def experts_quantised(session: Session) -> bool:
     """
     spec = session.spec
     stored_as = session.system.expert_precision or spec.precision
-    own, of_run = (stored_bytes(COMPARED_WEIGHTS, one) for one in (stored_as, spec.precision))
-    return spec.expert_dtype is not None or own < of_run
+    fewer = bits_per_weight(stored_as) < bits_per_weight(spec.precision)
+    return spec.expert_dtype is not None or fewer
 
 
 def involuntary_switches() -> int:

@@ -236,7 +236,7 @@ def _replay_trace(draft: Draft) -> None:
     """Take model, workload and lengths from the trace."""
     chosen = draft.chosen
     if "trace" not in chosen:
-        if "reconstruct_scores" in chosen:
+        if chosen.get("reconstruct_scores"):
             raise UsageError("--reconstruct-scores: a trace's scores are meant; give --trace DIR")
         return
     if "routing" in chosen:

@@ -498,7 +498,7 @@ class Forecaster:
             self.progress(number, len(jobs))
         tasks = {}
         for job, cell, seconds in zip(jobs, cells, each_seconds(cells), strict=True):
-            by_itself = cell.seconds + sum(part.seconds for part in cell.parts)
+            (by_itself,) = each_seconds([cell])  # added in the same order: no rounding differs
             # A cell that needs another one's file may wait for it.
             kind = None if seconds < by_itself else (cell.kind, bool(cell.parts))
             tasks[job.cell_id] = Task(kind, seconds, cell.alone)

@@ -1,6 +1,7 @@
 """Quick calibration with kernels and a clock that do what a test says, and with torch's own."""
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -494,3 +495,268 @@ def test_an_unknown_card_is_refused_before_measuring(
 def test_products_of_the_file_s_formats_have_positive_bits() -> None:
     document = as_document(PRODUCTS)
     assert {form: said["bits"] for form, said in document["formats"].items()} == PRODUCTS.bits
+
+
+# ------------------------------------------------------------------------------- step by step
+
+
+def test_all_parts_are_measured_in_turn_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, said, asked = Clock(), list[str](), list[Any]()
+    monkeypatch.setattr(quick, "_load", lambda: 0.5)
+    monkeypatch.setattr(quick, "_processors", lambda: 6)
+    monkeypatch.setattr(quick, "cache_bytes", lambda ask: ask("caches"))
+    monkeypatch.setattr(quick, "available_bytes", lambda: 8 << 30)
+    monkeypatch.setattr(quick, "_aligned", lambda size: f"{size >> 20} MiB")
+
+    def noted(name: str, answer: Any) -> None:
+        monkeypatch.setattr(quick, name, lambda *given: asked.append((name, *given)) or answer)
+
+    monkeypatch.setattr(quick, "_reads", lambda memory, n, on: one(10 * n))
+    noted("_inner", one(7))
+    noted("measure_products", PRODUCTS)
+    noted("handoff", one(3))
+    noted("_copies", COPIES)
+    monkeypatch.setattr(quick, "_Host", lambda *given: given)
+    monkeypatch.setattr(quick, "disk_rates", lambda folder: RATES)
+    card: Any = SimpleNamespace(name="a card")
+    for on in (None, card):
+        said.clear()
+        found = quick.measure(tmp_path, on, said.append, ["libraries"], clock, lambda of: 500 << 20)
+        reads = {n: one(10 * n) for n in (1, 2, 4, 6)}
+        copies_ = None if on is None else COPIES
+        assert found == Quick(reads, one(7), PRODUCTS, one(3), RATES, copies_, 0.5)
+        assert said[:3] == [
+            "reads of 1000 MiB: 10, 20, 40, 60 GB/s by 1, 2, 4, 6 threads",
+            "copies inside the memory: 7 GB/s", "hand-off to a waiting thread and back: 3 us",
+        ]  # fmt: skip
+        assert said[-1] == "disk: at most 3 GB/s"
+    assert said[3] == (
+        "copies to a card: 25 GB/s pinned, 9 pageable, 20 while the host computes; inside it 900 "
+        "GB/s"
+    )
+    first = [
+        ("_inner", "1000 MiB", 6, clock),
+        ("measure_products", ["libraries"], "1000 MiB", [1, 2, 4, 6], said.append, clock, 45.0),
+        ("handoff", clock),
+    ]
+    assert asked == [*first, *first, ("_copies", card, ("1000 MiB", 6), clock)]
+
+
+def test_the_load_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (1.5, 8.0, 9.0))
+    assert quick._load() == 1.5
+
+    def unknown() -> None:
+        raise OSError
+
+    monkeypatch.setattr("os.getloadavg", unknown)
+    assert quick._load() == 0
+
+
+def test_processors_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {1, 4, 6} if process == 0 else {1})
+    assert quick._processors() == 3
+    monkeypatch.setattr(quick, "_processors", lambda: 4)
+    assert quick.busy(0.99) == ""
+    assert quick.busy(1.0).startswith("other programs had a load of 1.0 on 4 processors before")
+    monkeypatch.undo()
+    monkeypatch.delattr("os.sched_getaffinity")
+    for count, used in ((5, 5), (None, 1)):
+        monkeypatch.setattr("os.cpu_count", lambda count=count: count)
+        assert quick._processors() == used
+
+
+def test_memory_begins_on_a_page_and_is_written() -> None:
+    for size in (4096, 10_000):
+        memory = quick._aligned(size)
+        assert (memory.ctypes.data % 4096, memory.nbytes) == (0, size)
+        assert set(memory.tolist()) == {1}
+
+
+def test_memory_is_read_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    host = quick._Host(np.zeros(4 * 64, np.uint8), 3)
+    assert host.read() == 256
+    summed: list[list[float]] = []
+    values = torch.arange(64.0)
+
+    class Parts:
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, at: slice) -> Any:
+            part = values[at]
+            return SimpleNamespace(sum=lambda: summed.append(part.tolist()), nbytes=part.nbytes)
+
+    host._values = Parts()  # type: ignore[assignment]
+    assert [host.read(n, 16) for n in (0, 1, 15)] == [16, 16, 16]
+    assert summed == [[0, 1, 2, 3], [4, 5, 6, 7], [60, 61, 62, 63]]
+    assert threads == [3] * 4
+
+
+def test_rates_of_memory_use_the_threads_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, threads = Clock(), [7]
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads[-1])
+    worked: list[float] = []
+
+    def rate_of_(work: Any, of: Clock, seconds: float) -> Rate:
+        assert (of, seconds) == (clock, quick.READS_S)
+        worked.append(work())
+        return one(threads[-1])
+
+    monkeypatch.setattr(quick, "rate_of", rate_of_)
+    memory = np.arange(4096, dtype=np.int64).view(np.uint8)
+    half = memory[: 16 << 10].copy()
+    assert quick._reads(memory, 3, clock) == one(3)
+    assert quick._inner(memory, 2, clock) == one(2)
+    assert worked == [32 << 10, 16 << 10]
+    assert threads == [7, 3, 7, 2, 7]
+    assert (memory == np.concatenate((half, half))).all(), "one half is copied over the other"
+
+
+def test_first_rounds_of_copies_warm_the_link_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def copy_rates(card: Any, size: int, pinned: bool, back: bool = False, **more: Any) -> Any:
+        asked.append((card, size))
+        rate = {(True, False): 25.0, (True, True): 24.0, (False, False): 9.0}[pinned, back]
+        return [1.0, rate, rate, rate]
+
+    monkeypatch.setattr(quick, "copy_rates", copy_rates)
+    monkeypatch.setattr(quick, "device_rates", lambda card, size: asked.append((card, size)) or [
+        1.0, 900.0, 900.0])  # fmt: skip
+    monkeypatch.setattr(quick, "_beside", lambda *given: (("beside", *given), "together"))
+    card: Any = "a card"
+    host, clock = SimpleNamespace(), Clock()
+
+    def flat(value: float) -> Rate:
+        return Rate(value, value, value)
+
+    assert quick._copies(card, host, clock) == (  # type: ignore[arg-type]
+        flat(25), flat(24), flat(9), ("beside", card, host, clock), "together", flat(900),
+    )  # fmt: skip
+    assert asked == [(card, 2 * WEIGHTS)] * 3 + [(card, 256 << 20)]
+
+
+def test_rates_of_copies_and_reads_at_one_time_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read of 100 bytes ends 50 ns after the one before."""
+    clock, done = Clock(), threading.Event()
+    parts: list[tuple[int, int]] = []
+
+    class Host:
+        def read(self, first: int, of: int) -> int:
+            if len(parts) == 20:
+                done.set()
+                over.wait()
+            parts.append((first, of))
+            clock.now_ns += 50
+            return 100
+
+    over = threading.Event()
+    more: list[bool] = []
+
+    def copy_rates(card: Any, size: int, pinned: bool, rounds: int, go_on: Any) -> list[float]:
+        assert (card, size, pinned, rounds) == ("a card", 2 * WEIGHTS, True, 8)
+        done.wait(60)
+        more.append(go_on())
+        over.set()
+        return [1.0, 20.0, 22.0, 24.0]
+
+    monkeypatch.setattr(quick, "copy_rates", copy_rates)
+    threads = torch.get_num_threads()
+    copied, together = quick._beside("a card", Host(), clock)  # type: ignore[arg-type]
+    assert copied == Rate(22, 21, 23)
+    assert together == Rate(22 + 2, 21 + 2, 23 + 2)  # 100 bytes in 50 ns
+    assert parts[:18] == [(n % 16, 16) for n in range(18)]
+    assert more == [False]
+    assert torch.get_num_threads() == threads
+
+
+def test_a_disk_is_read_by_blocks_and_depths_in_random_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read takes 100 µs and its bytes at 1 GB/s."""
+    monkeypatch.setattr(disk, "DISK_BYTES", 8 << 20)
+    now, reads, lock = [0.0], list[tuple[int, int]](), threading.Lock()
+
+    def preadv(file: int, buffers: list[Any], place: int) -> int:
+        size = len(buffers[0])
+        with lock:
+            reads.append((size, place))
+            now[0] += 100e-6 + size / 1e9
+        return size
+
+    monkeypatch.setattr("os.preadv", preadv)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    folder = tmp_path / "new"
+    rates = disk.disk_rates(folder)
+    assert [*folder.iterdir()] == []
+    blocks = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+    assert rates.keys() == {(0, 1)} | {(block, depth) for block in blocks for depth in (1, 4, 16)}
+    assert rates[0, 1] == pytest.approx(100e-6 + disk.ALIGNMENT / 1e9)
+    for block in blocks:
+        for depth in (1, 4, 16):
+            assert rates[block, depth] == pytest.approx(block / (100e-6 + block / 1e9))
+    assert len(reads) == 64 + 3 * (64 + 16 + 4 + 1)
+    assert all(place % size == 0 and place + size <= 8 << 20 for size, place in reads)
+    small = [place for size, place in reads if size == disk.ALIGNMENT]
+    assert len(set(small)) == 64
+    assert small != sorted(small)
+
+
+def test_copies_of_a_card_are_timed_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of 4 copies of 1 MiB at least; they begin again while something goes on."""
+    log: list[Any] = []
+    times = iter([100, 0, 50, 200, 40])
+
+    class Fake:
+        def allocate(self, count: int, size: int) -> Any:
+            log.append(("allocate", count, size))
+            return ["device 0", "device 1"]
+
+        def pin(self, host: Any) -> None:
+            log.append("pin")
+
+        def unpin(self, host: Any) -> None:
+            log.append("unpin")
+
+        def stream(self) -> str:
+            return "stream"
+
+        @contextmanager
+        def on(self, stream: str) -> Iterator[None]:
+            yield
+
+        def copy(self, target: Any, source: Any) -> None:
+            log.append((target, source))
+
+        def record(self, stream: str) -> Any:
+            return SimpleNamespace(synchronize=lambda: None)
+
+        def elapsed_ns(self, began: Any, ended: Any) -> int:
+            return next(times)
+
+    monkeypatch.setattr(copies, "LEAST_BYTES", 3 << 20)
+    monkeypatch.setattr(copies, "rows", lambda n, size, what: [f"host {i}" for i in range(n)])
+    card: Any = Fake()
+    again = iter([True, False])
+    found = copies.copy_rates(card, 1 << 20, True, rounds=2, go_on=lambda: next(again))
+    bytes_ = 4 << 20
+    assert found == [bytes_ / 100, bytes_ / 1, bytes_ / 50]
+    one_round = [(f"device {n % 2}", f"host {n}") for n in range(4)]
+    assert log == [("allocate", 2, 1 << 20), "pin", *one_round * 3, "unpin"]
+    log.clear()
+    assert copies.copy_rates(card, 1 << 19, False, back=True, rounds=1) == [(6 << 19) / 200]
+    assert log == [("allocate", 2, 1 << 19), *((f"host {n}", f"device {n % 2}") for n in range(6))]
+    log.clear()
+    monkeypatch.setattr(copies, "ROUNDS", 1)
+    assert copies.device_rates(card, 1000) == [2000 / 40]
+    assert log == [("allocate", 2, 1000), ("device 1", "device 0")]
+    monkeypatch.setattr(copies, "copy_rates", lambda *given: [3.0, 7.0, 5.0])
+    assert copies.copy_rate(card, 5, pinned=True) == 7

@@ -1,27 +1,60 @@
 """From raw records to figures, worked out by hand on records small enough to do so."""
 
+import platform
+import resource
+import subprocess
 from collections.abc import Sequence
+from datetime import datetime, timedelta
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from moebench.harness.run import document
 from moebench.harness.run.bound import bound, least_costs
 from moebench.harness.run.document import (
+    Evaluated,
+    Result,
+    commit,
+    document_of,
+    durations_ns,
     expert_figures,
+    experts_quantised,
+    generated_tokens,
     host_memory_figures,
+    involuntary_switches,
     lane_figures,
     latencies,
     ms,
     notes_on_lingering,
+    notes_on_repetition,
+    notes_on_sampling,
+    processor,
     ratio,
     spread,
+    steadiness,
+    unknown,
+    versions,
+    with_evaluation,
+    with_interval,
 )
+from moebench.harness.run.rules import resolve
+from moebench.harness.run.session import Session
+from moebench.harness.stage.stage import Stage
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
+from moebench.substrate.machines import accelerator, energy
+from moebench.substrate.machines.costs import CostModel
+from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
+from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.machines.utilisation import utilisation
+from moebench.substrate.models.catalogue import model_shape
 from tests.harness.commands import run
 
 # --------------------------------------------------------------------------- times
@@ -360,3 +393,282 @@ def test_no_lane_of_a_document_is_busier_than_its_run_was_long() -> None:
     metrics = run("moesys", "--prompts", "2")["metrics"]
     whole_ms, busy_ms = 2 * metrics["e2e_ms"], metrics["lanes"].values()
     assert 0.99 * whole_ms < metrics["lanes"]["h2d"] == max(busy_ms) <= whole_ms
+
+
+# --------------------------------------------------------------------------- measured runs
+
+
+def steps(*steps_ms: float) -> Generation:
+    """A batch whose first token takes 5 ms, and each further one some time."""
+    ends = [5_000_000]
+    for took in steps_ms:
+        ends.append(ends[-1] + round(took * 1e6))
+    return generation(0, ends)
+
+
+def test_a_measurement_is_steady_by_the_middle_half_of_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (1.2345, 7.0, 8.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    # Means of 10, 11, 12, 13 and 20 ms; a batch of one token has none, and counts as a batch.
+    batches = [steps(12, 12), steps(9, 11), steps(20), steps(), steps(13), steps(11)]
+    assert steadiness(batches, 3) == {
+        "batches": 6, "tpot_ms": {"median": 12, "low": 11, "high": 13}, "spread": 0.1667,
+        "noisy": True, "load_average": 1.23, "cores": 6, "involuntary_switches": 3,
+    }  # fmt: skip
+    found = steadiness([steps(9.5), steps(9.5), steps(10), steps(10.5), steps(10.5)], None)
+    assert (found["spread"], found["noisy"]) == (0.1, False)
+    assert found["involuntary_switches"] is None
+    nothing = steadiness([steps()], 0)
+    assert (nothing["tpot_ms"], nothing["spread"], nothing["noisy"]) == (None, None, False)
+
+
+def test_switches_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = {resource.RUSAGE_SELF: SimpleNamespace(ru_nivcsw=5, ru_nvcsw=9)}
+    monkeypatch.setattr("resource.getrusage", usage.__getitem__)
+    assert involuntary_switches() == 5
+
+
+def test_the_time_of_batches_and_the_number_of_their_tokens() -> None:
+    batches = [generation(3, [10, 20], sequences=2), generation(20, [50])]
+    assert durations_ns(batches) == [17, 30]
+    assert generated_tokens(batches) == 5
+    assert latencies(batches)["decoded_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        ({}, []),
+        (
+            {"temperature": 0.7, "seed": 3},
+            ["tokens are drawn at temperature 0.7, top-p 1, with seed 3, and are not scored"],
+        ),
+        (
+            {"temperature": 1, "top_p": 0.95, "scoring": "generation"},
+            ["tokens are drawn at temperature 1, top-p 0.95, with seed 0"],
+        ),
+    ],
+)
+def test_how_tokens_are_drawn_is_said(options: dict[str, Any], notes: list[str]) -> None:
+    assert notes_on_sampling(resolve(None, system="smoe", setting="S3", **options)) == notes
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "quantised"),
+    [
+        ({}, None, False),
+        ({}, "bf16", False),
+        ({}, "4bit", True),
+        ({"precision": "4bit"}, "bf16", False),
+        ({"precision": "4bit"}, "2bit", True),
+        ({"expert_dtype": "int8"}, None, True),
+    ],
+)
+def test_experts_are_quantised_where_they_have_fewer_bits(
+    options: dict[str, Any], own: str | None, quantised: bool
+) -> None:
+    spec = SimpleNamespace(**{"precision": "bf16", "expert_dtype": None} | options)
+    session = SimpleNamespace(spec=spec, system=SimpleNamespace(expert_precision=own))
+    assert experts_quantised(cast(Session, session)) is quantised
+
+
+def test_what_a_package_does_not_report_is_null() -> None:
+    assert unknown() == {
+        "cache_ratio": None, "cache_ratio_begun": None, "experts": None, "prefetch": None,
+        "routed_ahead": None, "host_memory": None, "peak_device_bytes": None,
+        "peak_host_bytes": None, "utilisation": None, "lanes": {}, "stall_ms": {},
+        "bytes_h2d": None, "bytes_disk": None,
+        "decode": {"lanes": {}, "stall_ms": {}, "bytes_h2d": None, "bytes_disk": None},
+    }  # fmt: skip
+
+
+# --------------------------------------------------------------------------- documents
+
+
+def prepared(spec: RunSpec, unknown_latencies: Sequence[str] = ()) -> Any:
+    """A run with inputs of which only the document knows."""
+    sample = SimpleNamespace(examples=[1, 2], available=9, source="shipped", seed=4)
+    hashes = {"system": "s1", "profile": "p1", "weights": "w1", "data": "d1"}
+    return SimpleNamespace(spec=spec, run_id="r1", sample=sample, hashes=hashes,
+                           unknown_latencies=unknown_latencies)  # fmt: skip
+
+
+def result(**more: Any) -> Result:
+    return Result(
+        **{
+            "generations": [steps(2, 4)], "texts": [[7] * 8], "resolved": {"slots": 5},
+            "badge": "estimate", "lossless": False, "memory": {"slot_bytes": 6},
+            "notes": ["first"], "metrics": {"cache_ratio": 0.5}, "load_ns": 3_000_000,
+            "accuracy": {"n": 0}, "bound": {"ratio": 2}, "provenance": {"threads": 77},
+        } | more  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_document_holds_what_a_run_found_and_where_it_is_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("commit", "c1"), ("code_hash", "h1"), ("processor", "a processor")):
+        monkeypatch.setattr(document, name, lambda value=value: value)
+    monkeypatch.setattr(document, "versions", lambda: {"torch": "2", "python": "3"})
+    profile = load_profile("a6000")
+    spec = resolve(None, system="smoe", setting="S3", cache_ratio=0.4)
+    on = result(profile=profile, oracle=True, switches=9, versions={"torch": "3", "x": "1"})
+    found = document_of(prepared(spec), on, {"created": "now"})
+    share = 4 / 5
+    assert found == {
+        "run_id": "r1", "spec": spec.model_dump() | {"slots": 5}, "badge": "estimate",
+        "simulated": True, "measured": None, "lossless": False, "oracle": True,
+        "memory": {"slot_bytes": 6}, "notes": ["first", *notes_on_repetition(share)],
+        "metrics": {
+            **latencies([steps(2, 4)]), "cache_ratio": 0.5, "load_ms": 3, "repeated_4grams": share,
+        },
+        "interval": None, "accuracy": {"n": 0}, "bound": {"ratio": 2},
+        "provenance": {
+            "versions": {"torch": "3", "python": "3", "x": "1"}, "commit": "c1", "code_hash": "h1",
+            "system_hash": "s1", "machine": "a6000", "profile": profile.description,
+            "profile_hash": "p1", "profile_error": None,
+            "weights": "scale model of qwen2-57b-a14b", "weights_hash": "w1",
+            "data": "shipped: 2 of 9, seed 4", "data_hash": "d1", "threads": 77, "created": "now",
+            "learnt": {},
+        },
+    }  # fmt: skip
+    with_interval(found, "checked", {"tpot_ms": 1})
+    assert (found["badge"], found["interval"]) == ("checked", {"tpot_ms": 1})
+    notes = list(found["notes"])
+    evaluated = Evaluated(resolved={"prompts": 3}, notes=["more"], part={"tasks": 1},
+                          versions={"lm_eval": "4"})  # fmt: skip
+    with_evaluation(found, evaluated)
+    assert found["spec"] == spec.model_dump() | {"slots": 5, "prompts": 3}
+    assert found["notes"] == [*notes, "more"]
+    assert found["evaluation"] == {"tasks": 1}
+    assert found["provenance"]["versions"]["lm_eval"] == "4"
+    assert found["provenance"]["versions"]["x"] == "1"
+
+
+def test_a_document_of_this_computer_says_what_ran_and_how_steadily(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(document, "processor", lambda: "a processor")
+    monkeypatch.setattr(accelerator, "Cuda", lambda: SimpleNamespace(name="a card"))
+    spec = resolve(None, system="smoe", setting="S3", machine="local", weights="own/folder")
+    of = prepared(spec, ("ttft_ms",))
+    made = result(ran="a tiny model", texts=[[1]], switches=2)
+    found = document_of(of, made, {})
+    assert (found["simulated"], found["oracle"]) == (False, False)
+    assert found["measured"]["model"] == "a tiny model"
+    assert found["measured"]["tpot_ms"]["median"] == 3
+    assert found["measured"]["involuntary_switches"] == 2
+    assert found["metrics"]["ttft_ms"] is None
+    assert found["metrics"]["repeated_4grams"] is None
+    assert found["notes"] == ["first"]
+    origin = found["provenance"]
+    assert (origin["machine"], origin["weights"]) == ("a processor", "own/folder")
+    assert (origin["profile"], origin["profile_hash"], origin["profile_error"]) == (None,) * 3
+    assert datetime.fromisoformat(origin["created"]).utcoffset() == timedelta(0)
+    assert "." not in origin["created"]
+    on_card = prepared(spec.model_copy(update={"device": "cuda"}))
+    machine = document_of(on_card, result(), {})["provenance"]["machine"]
+    assert machine == "a card; a processor"
+
+
+def test_the_processor_is_the_one_that_linux_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "processor\t: 0\nmodel name\t: Chip 9: fast \nmodel name\t: other\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: said if str(self) == "/proc/cpuinfo" else 0)
+    assert processor() == "Chip 9: fast"
+    said = "processor\t: 0\n"
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert processor() == "riscv64"
+    monkeypatch.setattr(platform, "processor", lambda: "some chip")
+    assert processor() == "some chip"
+
+
+def test_versions_are_those_of_the_packages_that_results_depend_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version_of(name: str) -> str:
+        if name == "tokenizers":
+            raise PackageNotFoundError(name)
+        return f"{name} 1"
+
+    monkeypatch.setattr(document, "version", version_of)
+    assert versions() == {
+        "moebench": "moebench 1", "torch": "torch 1", "numpy": "numpy 1", "tokenizers": None,
+        "python": platform.python_version(),
+    }  # fmt: skip
+
+
+def test_the_commit_is_that_of_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document, "checkout", lambda: None)
+    assert commit() is None
+    monkeypatch.setattr(document, "checkout", lambda: tmp_path)
+    assert commit() is None, "no repository"
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert commit() is None, "no commit"
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert commit() == head.stdout[:12]
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert commit() is None, "no git"
+
+
+# --------------------------------------------------------------------------- energy and use
+
+
+def simulated_stage() -> tuple[Any, CostModel]:
+    """A stage of two decoded tokens: a gate of 10 µs, launch-bound, and an expert on the host."""
+    profile = load_profile("a6000")
+    costs = CostModel(profile, model_shape("mixtral-8x7b"), "bf16")
+    gate, expert = Op(OpKind.GATE, 0, (1,)), Op(OpKind.EXPERT, 0, (1,), (0,))
+    made = Timeline()
+    made.begin("decode")
+    made.add(Span(gate, Lane.DEVICE, 0, 10_000_000))
+    made.add(Span(expert, Lane.HOST, 0, 4_000_000))
+    machine = SimulatedMachine(costs, made, None)
+    decode = Counts(active=1, unchosen=3, prefetched=5, prefetched_used=4)
+    by_phase = {"prefill": Counts(), "decode": decode}
+    engine = SimpleNamespace(machine=machine, tally=SimpleNamespace(by_phase=by_phase))
+    return SimpleNamespace(profile=profile, timeline=made, engine=engine), costs
+
+
+def test_the_device_waits_for_launches_in_the_time_beyond_its_work() -> None:
+    stage, costs = simulated_stage()
+    work = costs.ns(Op(OpKind.GATE, 0, (1,)), Lane.DEVICE)
+    run_ = [generation(0, [5_000_000, 20_000_000], sequences=2)]
+    found = document._energy(stage, run_)
+    bound_ns = 10_000_000 - work
+    assert found["device_ms"] == {"work": ms(work), "launch_bound": ms(bound_ns)}
+    assert found | {"device_ms": 0} == {"device_ms": 0} | energy.simulated(
+        stage.profile, stage.timeline, 0.02, 4, bound_ns
+    )
+    stage.engine.machine = machine(Lane.H2D)
+    assert document._energy(stage, run_)["device_ms"] == {"work": 10, "launch_bound": 0}
+
+
+def test_energy_of_this_computer_is_what_its_counters_gained() -> None:
+    meter = energy.Meter("RAPL", joules={"host": 8.0})
+    stage = SimpleNamespace(profile=None, engine=SimpleNamespace(measured_by=meter))
+    found = document._energy(cast(Stage, stage), [generation(0, [1, 2], sequences=2)])
+    assert found == meter.figures(4)
+    assert "device_ms" not in found
+
+
+def test_utilisation_is_over_each_phases_own_time() -> None:
+    stage, costs = simulated_stage()
+    run_ = [generation(1_000, [1_000, 20_001_000], sequences=2)]
+    found = document.utilisation_figures(stage, run_)
+    assert found == {
+        "decode": utilisation(costs, stage.timeline.totals["decode"], 0.02, 3 + 5 - 4)
+    }, "a prefill that takes no time has none"
+    run_ = [generation(0, [3_000_000, 5_000_000]), generation(5_000_000, [6_000_000])]
+    found = document.utilisation_figures(stage, run_)
+    prefill = utilisation(costs, stage.timeline.totals["prefill"], 0.004, 0)
+    decode = utilisation(costs, stage.timeline.totals["decode"], 0.002, 4)
+    assert found == {"prefill": prefill, "decode": decode}
+    stage.engine.machine = machine(Lane.H2D)
+    assert document.utilisation_figures(stage, run_) is None

@@ -1,13 +1,18 @@
 """Forecasts on tiny models: measured rates, and what is learnt and stored already."""
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from moebench.harness.one_run import prepare, run
+from moebench.harness.run import learn
 from moebench.harness.run.rules import resolve
-from moebench.harness.sweep.estimate import Rates, Task
+from moebench.harness.sweep import forecast as module
+from moebench.harness.sweep.estimate import Part, Rates, Task, Training, Writing
 from moebench.harness.sweep.execute import jobs_of
 from moebench.harness.sweep.forecast import (
     ALIKE,
@@ -20,7 +25,11 @@ from moebench.harness.sweep.forecast import (
     Load,
     Pace,
     counts_of,
+    kind_of,
     learns,
+    measurable,
+    measured,
+    replayed_tokens,
     short,
 )
 from moebench.harness.sweep.planned import Planned
@@ -28,6 +37,9 @@ from moebench.harness.sweep.progress import Left
 from moebench.harness.sweep.worker import Failed, Finished, Job
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.profile_ranges import uncertain
+from moebench.substrate.progress_events import report_phase
 from tests.harness.commands import call
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -133,6 +145,27 @@ def test_the_load_is_sampled_from_the_beginning_to_the_end_of_its_context(tmp_pa
     assert len(load.samples) == ended
 
 
+@pytest.mark.parametrize(
+    ("options", "each", "ordered"),
+    [
+        ({"new_tokens": 64}, 5, 0),
+        ({"new_tokens": 3}, 3, 0),
+        # Another order of two batches; five of three; of nine batches, none.
+        ({"prompts": 2, "new_tokens": 64}, 5, 1 * 2 * 32),
+        ({"prompts": 6, "batch": 2, "new_tokens": 20}, 5, 5 * 3 * 20),
+        ({"prompts": 9, "new_tokens": 64}, 5, 0),
+    ],
+)
+def test_an_interval_replays_both_ends_of_each_number_and_other_orders(
+    options: dict[str, Any], each: int, ordered: int
+) -> None:
+    numbers = len(uncertain(load_profile("a6000")))
+    assert replayed_tokens(spec(**options)) == (1 + 2 * numbers) * each + ordered
+    assert counts_of(spec(), 7).replayed == 7
+    assert counts_of(spec(routing="drawn", prompts=3, batch=3, new_tokens=5)) == (1, 4, 0)
+    assert replayed_tokens(spec(machine="local")) == 0
+
+
 # ---------------------------------------------------------------------- learning
 
 
@@ -196,7 +229,226 @@ def test_every_shipped_learner_can_be_measured(system: str) -> None:
     assert (most > 0) == (system in ("promoe", "duoserve"))
 
 
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The CPU time of this process, which passes when a test says so."""
+    clock = Clock()
+    monkeypatch.setattr("time.process_time", clock)
+    return clock
+
+
+def test_texts_are_written_by_their_prompts_and_their_tokens(
+    cpu: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group takes 2 s a prompt, and 1 s a text for each token after the first."""
+    groups: list[tuple[int, int]] = []
+
+    def write(decoder: Any, prompts: Sequence[Sequence[int]], tokens: int, seen: Any) -> None:
+        assert 0 < max(map(len, prompts)) <= learn.PROMPT_TOKENS
+        groups.append((len(prompts), tokens))
+        cpu.now += (2 + tokens - 1) * len(prompts)
+
+    read: list[tuple[int, int, list[str], bool, bool]] = []
+
+    def read_(
+        decoder: Any, texts: Sequence[Sequence[int]], prompt: int, kinds: list[str], states: bool,
+        embeddings: bool,
+    ) -> list[Any]:  # fmt: skip
+        cpu.now += 0.25
+        read.append((len(texts[0]), prompt, kinds, states, embeddings))
+        return [SimpleNamespace(ids_TLK=texts[0])]
+
+    monkeypatch.setattr("moebench.substrate.traces.observe.write", write)
+    monkeypatch.setattr("moebench.substrate.traces.observe.read", read_)
+    found = Learner(prepare(learner(), None), 2)
+    # One text before, then one and two, of one token and of four.
+    assert groups == [(1, 2), (1, 1), (1, 4), (2, 1), (2, 4)]
+    assert found.pass_s == 1
+    assert found.writing == Writing(4, 2, 0.25)
+    ((tokens, prompt, kinds, states, embeddings),) = read
+    assert tokens - prompt == learn.NEW_TOKENS
+    assert found.text_tokens == tokens
+    assert (states, embeddings, kinds) == (False, False, [])  # FlashMoE learns from the ids alone
+    assert found.write_seconds(33) == 2 * (4 + (learn.NEW_TOKENS - 1) * 2) + 33 * 0.25
+
+
+def test_a_policy_is_timed_over_its_second_epoch(
+    cpu: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 tokens a text: six texts are the first 1024; the first epoch of two takes longer."""
+    asked = []
+
+    class Policy:
+        tokens = 5000
+
+        def calibrate(self, texts: Sequence[Any], full: Any, folder: Path, epoch: Any) -> None:
+            asked.append((len(texts), full, folder.is_dir()))
+            for done, took in enumerate((9.0, 6.0, 100.0), 1):
+                cpu.now += took
+                epoch(done, 40)
+
+    class Counts:
+        def calibrate(self, *given: Any) -> None:
+            cpu.now += 1
+
+    found = object.__new__(Learner)
+    found._text = SimpleNamespace(ids_TLK=range(200))
+    found._learn = SimpleNamespace(learners=lambda made: {"evict": Policy(), "place": Counts()})
+    found._session = SimpleNamespace(spec=SimpleNamespace(make_system=lambda: None), full="full")
+    assert found.training("evict") == Training(6 / (6 * 200), 40, 5000)
+    assert asked == [(6, "full", True)]
+    assert found.training("place") == Training(0, 0)
+    # On 10 texts of 200 tokens: a usual training stops early, were there more epochs.
+    rates = {"a": Training(0.01, 100, 1500), "b": Training(1, 2)}
+    monkeypatch.setattr(Learner, "training", lambda self, name: rates[name])
+    assert found.train_seconds(["a", "b"], 10) == (
+        0.01 * 1500 * 55 + 2000 * 2,
+        0.01 * 1500 * 100 + 2000 * 2,
+    )
+
+
+# ---------------------------------------------------------------------- short runs
+
+
+def test_a_short_run_has_rates_in_cpu_time(cpu: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_(session: Any, scratch: Path) -> None:
+        for took, phase, done in ((3, "load", 0), (1, "prefill", 0), (0.5, "decode", 1),
+                                  *((0.25, "decode", n) for n in range(2, 17))):  # fmt: skip
+            cpu.now += took
+            report_phase(phase, done)
+        cpu.now += 100
+
+    monkeypatch.setattr("moebench.harness.one_run.run", run_)
+    for tokens in (17, 64):  # loaded in 4 s; a prefill of .5 s, and as much for the scores
+        session = SimpleNamespace(spec=spec(new_tokens=tokens))
+        assert measured(session, Path()) == (4, 1, 0.25)
+    answers = SimpleNamespace(spec=spec(scoring="generation"))
+    assert measured(answers, Path()) == (0, 4 + 0.5 + 15 * 0.25 + 100, 0)
+    monkeypatch.setattr("moebench.harness.one_run.run", lambda session, scratch: None)
+    assert measured(session, Path()) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_so"),
+    [
+        ({}, True),
+        ({"routing": "drawn"}, True),
+        ({"machine": "local"}, False),
+        ({"weights": "some/folder", "model": "qwen2-57b-a14b"}, False),
+        ({"overrides": {"evict": "mine:Own"}}, False),
+        ({"system": "mine:Own"}, False),
+        ({"system": "llama-cpp", "machine": "local"}, False),
+    ],
+)
+def test_short_runs_are_of_shipped_weights_and_our_own_code(
+    options: dict[str, Any], is_so: bool
+) -> None:
+    changed = spec().model_copy(update=options)
+    assert measurable(changed) is is_so
+
+
+@pytest.mark.parametrize(
+    ("options", "alike"),
+    [
+        ({"prompts": 4, "new_tokens": 9, "seed": 3, "cache_ratio": 0.5, "alpha": 0.2}, True),
+        ({"machine": "a100"}, True),
+        ({"machine": "local"}, False), ({"batch": 2, "prompts": 2}, False),
+        ({"scoring": "generation"}, False), ({"workload": "facts"}, False),
+        ({"routing": "replayed"}, False), ({"system": "moe-ondemand"}, False),
+        ({"variant": "shipped"}, False), ({"overrides": {"evict": "lru"}}, False),
+        ({"model": "mixtral-8x7b"}, False),
+    ],
+)  # fmt: skip
+def test_cells_are_of_a_kind_that_differ_in_what_costs_no_time(
+    options: dict[str, Any], alike: bool
+) -> None:
+    assert (kind_of(spec(**options)) == kind_of(spec())) is alike
+
+
 # ---------------------------------------------------------------------- sweeps
+
+
+def test_a_forecast_is_worked_out_from_all_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five cells of four tokens on two processes, on a computer that is slower by half."""
+    lru = {"overrides": {"evict": "lru"}, "weights": "some/folder", "model": "qwen2-57b-a14b"}
+    stored, short_run, like, local, drawn = cells = [
+        spec(prompts=2), spec("moe-ondemand"), spec("moe-ondemand", **lru),
+        spec("moe-ondemand", machine="local"), spec(routing="drawn"),
+    ]  # fmt: skip
+    monkeypatch.setattr(module, "WORTH_S", 0.0)
+    asked: list[Any] = []
+
+    class Busy(Load):
+        def slowdown(self, processes: int) -> float:
+            asked.append(processes)
+            return 1.5
+
+    monkeypatch.setattr(module, "Load", Busy)
+
+    def measured_(session: Any, scratch: Path) -> Rates:
+        asked.append(session.spec.system)
+        if session.spec.replays:
+            raise ZeroDivisionError
+        return Rates(1, 2, 3)
+
+    monkeypatch.setattr(module, "measured", measured_)
+    texts, network = Part("texts", 10), Part("network", 4)
+    parts = {kind_of(stored): (texts,), kind_of(like): (texts, network)}
+    monkeypatch.setattr(Forecaster, "_learning", lambda self, of: parts.get(kind_of(of), ()))
+    monkeypatch.setattr(Forecaster, "_learner", lambda self, of: of.system == "daop")
+    wall = [
+        (spec().model_dump(), 8.0), (spec(seed=4).model_dump(), 16.0),
+        (spec("daop").model_dump(), 99.0), (spec(scoring="generation").model_dump(), 99.0),
+        ({"system": "smoe"}, 99.0),
+    ]  # fmt: skip
+
+    def wall_times(systems: set[str]) -> list[tuple[dict[str, Any], float]]:
+        assert systems == {"smoe", "moe-ondemand"}
+        return wall
+
+    store = SimpleNamespace(wall_times=wall_times, directory=Path())
+    opened = SimpleNamespace(
+        session=lambda of: SimpleNamespace(spec=of, share=lambda shared: shared)
+    )
+    seen: list[tuple[int, int]] = []
+    jobs = [Job(f"c{n}", cell, "") for n, cell in enumerate(cells)]
+    found = Forecaster(
+        store, SimpleNamespace(opened=opened), 2, lambda *done: seen.append(done)
+    ).of(jobs)
+    assert asked == ["moe-ondemand", "smoe", 2]
+    assert seen == [(n, 5) for n in range(1, 6)]
+    assert found.sources == {STORED: 1, MEASURED: 1, ALIKE: 2, CONSTANT: 1}
+    # Of 8 s, five eighths are the prefill: a second for each pass, and two of 16 s.  So 2 batches
+    # take 2 · (7.5 + 3 · 1.5) s: wall time.  The texts take 10 · 1.5 s.
+    # Measured: 1 + 2 + 3 · 3 s; the same with other policies, where the texts are there.
+    # This computer is like both: .5 + 4.75 + 3 · 2.25 s.  A replay: .1 + .02 + 3 · .006 s.
+    assert found.tasks == {
+        "c0": Task((kind_of(stored), True), 24 + 15), "c1": Task((kind_of(short_run), False), 18),
+        "c2": Task(None, 18 + 6), "c3": Task((kind_of(local), False), 18, True),
+        "c4": Task((kind_of(drawn), False), pytest.approx(1.5 * 0.138)),
+    }  # fmt: skip
+    # On two processes 39 s, then a replay, and 18 + 24 s; this computer's cell is alone.
+    assert found.seconds == 1.5 * 3 + 42 + 18
+    assert found.processes == 2
+    assert str(found) == (
+        "about 64 s: 1 cell from stored runs like them, 1 cell from short runs just now, "
+        "2 cells from other cells, 1 cell from constants"
+    )
+    assert str(Forecast({}, 0.0, {STORED: 0}, 1)) == "about 0 s: nothing to run"
+
+
+def test_the_cell_that_makes_a_file_waits_for_none_however_its_times_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(.1 + .1) + 1 is less than .1 + (.1 + 1) in binary numbers."""
+    parts = (Part("texts", 0.1), Part("network", 1.0))
+    monkeypatch.setattr(Forecaster, "_learning", lambda self, of: parts)
+    monkeypatch.setattr(Load, "slowdown", lambda self, processes: 1.0)
+    monkeypatch.setattr(module, "run_seconds", lambda counts, rates: 0.1)
+    assert (0.1 + 0.1) + 1.0 < 0.1 + (0.1 + 1.0)
+    first, second = forecast(spec(), spec(prompts=2)).tasks.values()
+    assert first.kind is not None
+    assert second.kind is None
 
 
 @pytest.fixture
