@@ -24,7 +24,7 @@ def written(value: float, form: str) -> str:
         if value < 1 and float(text) == 100:
             digits = next(d for d in range(2, 20) if float(f"{100 * value:.{d}f}") < 100)
             return f"{100 * value:.{digits}f}"
-    elif value != 0 and float(text) == 0:
+    elif value != 0 and float(text.replace(",", "")) == 0:
         return f"{value:.2g}"
     return text
 

@@ -93,10 +93,10 @@ def _engine(case: Case, values: Values, model: Drawn) -> Engine:
     else:
         spare = 2 * shape.top_k * case.batch
     slots = len(here) * shape.num_experts + hot + (spare if host_layers else 0)
-    timeline = Timeline(False)
+    timeline = Timeline()
     machine = SimulatedMachine(costs, timeline, overlap=system.overlap, blocking_copies=False)
-    tier = Tier("device", max(1, slots) * costs.record_bytes)
-    cache = ExpertCache(shape, max(1, slots), system.scope, tier, costs.record_bytes, [])
+    tier = Tier("device", slots * costs.record_bytes)
+    cache = ExpertCache(shape, slots, system.scope, tier, costs.record_bytes, [])
     homes = ["host" if case.whole and layer < case.first else "device"
              for layer in range(shape.num_layers)]  # fmt: skip
     engine = Engine(system, model, machine, cache, timeline, homes)  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 """The table of figures: whole, and what every output reads."""
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +113,71 @@ def test_a_damaged_figure_is_found() -> None:
 def test_what_limited_a_packages_memory_is_no_damage() -> None:
     document = run("a") | {"memory": {"slot_bytes": None, "limited_by": "cgroup"}}
     assert problem(document, "a") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (0.0, ".2f", "0.00"), (0.0004, ".2f", "0.0004"), (-0.001, ".2f", "-0.001"),
+        (1.005, ".1f", "1.0"), (1234.4, ",.0f", "1,234"), (0.0, ".1%", "0.0"),
+        (0.00001, ".1%", "0.001"), (0.5, ".1%", "50.0"), (1.0, ".1%", "100.0"),
+        (0.9996, ".1%", "99.96"), (0.99999, ".1%", "99.999"), (0.994, ".0%", "99"),
+        (0.996, ".0%", "99.60"), (1.2, ".0%", "120"), (-0.00001, ".1%", "-0.001"),
+    ],
+)  # fmt: skip
+def test_only_zero_looks_like_zero_and_only_all_like_all(
+    value: float, form: str, text: str
+) -> None:
+    assert metrics.written(value, form) == text
+
+
+def test_derived_figures_by_hand() -> None:
+    """The device decodes for 60 ms and waits for 40, of 100 ms; 5 GB for 100 tokens."""
+    document = {
+        "metrics": {
+            "decode": {"stall_ms": {"load": 30.0, "host": 10.0}, "lanes": {"device": 60.0},
+                       "bytes_h2d": 5 * 10**9},
+            "decoded_tokens": 100, "e2e_ms": 400.0,
+            "lanes": {"device": 40.0, "h2d": 30.0, "host": 20.0}, "stall_ms": {"load": 60.0},
+        },
+        "memory": {"slot_bytes": 3 * 10**9},
+    }  # fmt: skip
+    keys = ("device_idle", "gb_per_token", "slots_gb", "device_busy", "link_busy", "host_busy")
+
+    def read(*path: str, value: object = None) -> list[float | None]:
+        """Return the figures with another value at a path."""
+        changed = copy.deepcopy(document)
+        if path:
+            inside: Any = changed
+            for name in path[:-1]:
+                inside = inside[name]
+            inside[path[-1]] = value
+        return [metric_of(key).read(changed) for key in keys]
+
+    assert read() == [0.4, 0.05, 3.0, 0.4, 0.3, 0.2]
+    assert read("metrics", "stall_ms", value={})[3:] == [0.1, 0.075, 0.05]
+    assert read("metrics", "stall_ms", value=None)[3:] == [0.1, 0.075, 0.05]
+    assert read("metrics", "lanes", value={"h2d": 30.0})[3:] == [None, 0.5, None]
+    assert read("metrics", "decode", "lanes", value={"device": 0.0})[0] is None
+    assert read("metrics", "decode", "stall_ms", value=None)[0] == 0.0
+    assert read("metrics", "decode", "bytes_h2d", value=0)[1] == 0.0
+    assert read("metrics", "decode", "bytes_h2d")[1] is None
+    assert read("metrics", "decoded_tokens", value=0)[1] is None
+    assert read("metrics", "process", value={})[2] is None
+    assert read("memory", value={})[2] == 0.0
+
+
+def test_ends_and_percentiles_of_a_time_stand_beside_it() -> None:
+    names = [metric.key for metric in METRICS if metric.key.startswith(("tpot_", "tokens_per_s"))]
+    assert names == ["tpot_ms", "tpot_low_ms", "tpot_high_ms", "tpot_p50_ms", "tpot_p90_ms",
+                     "tpot_p99_ms", "tokens_per_s", "tokens_per_s_low",
+                     "tokens_per_s_high"]  # fmt: skip
+    document = {"interval": {"ttft_ms": {"low": 1.0, "high": 3.0}},
+                "metrics": {"ttft_ms": {"mean": 2.0, "p90": 2.5}}}  # fmt: skip
+    read = [metric_of(key).read(document) for key in
+            ("ttft_low_ms", "ttft_ms", "ttft_high_ms", "ttft_p90_ms", "ttft_p99_ms")]  # fmt: skip
+    assert read == [1.0, 2.0, 3.0, 2.5, None]
+    for metric in METRICS:
+        assert not metric.key.endswith(("_low_ms", "_high_ms", "_p50_ms")) or metric.time
+    assert (metric_of("hit_ratio").factor, metric_of("bytes_h2d").factor) == (100, 1e-9)
+    assert metric_of("tpot_ms").factor == 1

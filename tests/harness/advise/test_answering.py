@@ -8,18 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebench.harness.advise import answering
 from moebench.harness.advise.answer import GIB, Answer, Answers, Rate
-from moebench.harness.advise.answering import answers
+from moebench.harness.advise.answering import answers, with_others
 from moebench.harness.advise.ask import question
+from moebench.harness.advise.case import case_for
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.machine import hardware
+from moebench.harness.advise.memory import needs
 from moebench.harness.advise.question import Hardware
 from moebench.harness.advise.ranking import GAIN, ROWS, chosen
 from moebench.harness.advise.rules import RULES
 from moebench.harness.published.case import case_of
+from moebench.harness.published.constants import fitted
 from moebench.harness.published.predict import predict_row
 from moebench.harness.published.rows import Row, read_rows, shipped
 from moebench.results.published_errors import ratio_error
+from moebench.substrate.errors import UsageError
 
 #: Parts of a usual desktop.
 DESKTOP = {"gpu": "rtx-3090", "cpu": "ryzen-9-5950x", "ram": "64", "memory": "ddr4-3200*2"}
@@ -261,3 +266,166 @@ def test_shares_of_what_binds_are_those_of_a_time_that_is_known() -> None:
     expected = 1 - row.shares["memory of the host"] / 2
     assert row.decode.value / faster.decode.value == pytest.approx(expected, rel=0.05)
     assert math.isclose(GIB, 2**30)
+
+
+# ------------------------------------------------------------------------------ by hand
+
+HOST_PARTS = {"gpu": "none", "cpu": "ryzen-9-5950x", "ram": "64"}
+
+
+@pytest.fixture
+def flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every configuration decode 10 tokens/s and read 100, within e^(1.2816 x 0.3)."""
+    monkeypatch.setattr(
+        answering, "rate_of", lambda case, values, phase: 10.0 if phase == "decode" else 100.0
+    )
+    monkeypatch.setattr(answering, "deviation", lambda case, phase, found: 0.3)
+    monkeypatch.setattr(answering, "is_checked", lambda case, phase: phase == "decode")
+
+
+SPREAD = math.exp(1.2816 * 0.3)
+
+
+@pytest.mark.usefixtures("flat")
+def test_all_fields_of_an_answer() -> None:
+    """Three texts of 2048 and 512 tokens: 61.44 s and 153.6 s."""
+    told: list[str] = []
+    one = question(model="qwen3-30b-a3b", quant="q4_k_m", hardware=hardware(**DESKTOP), batch=3)
+    found = answers(one, ["llama.cpp"], binding=False, told=told.append)
+    row = found.rows[0]
+    assert row.decode == pytest.approx((10, 10 / SPREAD, 10 * SPREAD))
+    assert row.prefill == pytest.approx((100, 100 / SPREAD, 100 * SPREAD))
+    assert row.ttft_s == pytest.approx(61.44)
+    assert row.request_s == pytest.approx(61.44 + 153.6)
+    need = needs(one, RULES["llama.cpp"], row.configuration)
+    assert (row.device_gib, row.host_gib, row.disk_gib) == pytest.approx(
+        (need.device / GIB, need.host / GIB, 0)
+    )
+    assert (row.engine, row.fits, row.verdict, row.checked, row.forced, row.binds) == (
+        "llama.cpp", "fits", "fits", True, False, "",
+    )  # fmt: skip
+    assert row.remarks == ()
+    assert told == [f"llama.cpp: 10 tokens/s, {row.config}"]
+    assert found.left_out == {}
+    assert found.assumed.startswith("PCIe 4.0 x16, the lower of GPU and processor")
+    assert found.largest_context == 40_960, "as many positions as the model has"
+
+
+@pytest.mark.usefixtures("flat")
+def test_without_a_prompt_there_is_no_time_to_the_first_token() -> None:
+    row = ask(engines=("llama.cpp",), prompt="0", new="50").rows[0]
+    assert (row.prefill, row.ttft_s) == (None, None)
+    assert row.request_s == pytest.approx(5)
+
+
+@pytest.mark.usefixtures("flat")
+def test_what_is_read_from_the_disk_takes_its_time() -> None:
+    """gpt-oss-120b with 32 GiB: 28 are free, and others are read at the disk's rates.
+
+    With a share s in memory, s^0.18 of the uses are hits (`constants`).
+    """
+    row = ask(engines=("llama.cpp",), parts={**DESKTOP, "ram": "32"}, prompt="3000").rows[0]
+    one = question(model="gpt-oss-120b", quant=None, hardware=hardware(**{**DESKTOP, "ram": "32"}),
+                   prompt="3000")  # fmt: skip
+    config = row.configuration
+    need = needs(one, RULES["llama.cpp"], config)
+    paged = need.host - 28 * GIB
+    assert (row.host_gib, row.disk_gib) == pytest.approx((28, paged / GIB))
+    assert (row.fits, row.remarks[-1]) == ("pages", "reads of a mapped file are an estimate")
+    assert row.verdict == (
+        f"fits and pages from disk: {paged / GIB:.1f} of {need.host / GIB:.1f} GiB are beyond the "
+        "28.0 GiB of memory that are free"
+    )
+    disk = case_for(one, RULES["llama.cpp"], config).profile.disk
+    law = fitted().all_rows["cache hits"]
+    missed = 1 - (28 * GIB / need.host) ** law
+    used = need.host_experts * 4 / 128 + need.host - need.host_experts
+    decode = 1 / (1 / 10 + used * missed / disk.queue1_bandwidth.bytes_per_s)
+    assert row.decode.value == pytest.approx(decode)
+    wide = math.exp(1.2816 * (0.3**2 + 0.8**2) ** 0.5)
+    assert row.decode.high == pytest.approx(decode * wide)
+    assert row.decode.low == pytest.approx(decode / wide)
+    times = math.ceil(3000 / (config.micro_batch or 0))
+    reads = times * paged / disk.max_bandwidth.bytes_per_s
+    assert row.prefill is not None
+    assert row.prefill.value == pytest.approx(3000 / (3000 / 100 + reads))
+
+
+@pytest.mark.usefixtures("flat")
+def test_a_processor_alone_holds_everything_in_its_memory() -> None:
+    row = ask(engines=("llama.cpp",), parts=HOST_PARTS).rows[0]
+    one = question(model="gpt-oss-120b", quant=None, hardware=hardware(**HOST_PARTS))
+    need = needs(one, RULES["llama.cpp"], row.configuration)
+    both = (need.host + need.device) / GIB
+    assert both > 60, "four GiB are the system's"
+    assert (row.device_gib, row.host_gib, row.disk_gib) == pytest.approx((0, 60, both - 60))
+    assert row.fits == "pages"
+    assert ask(engines=("llama.cpp",), parts=HOST_PARTS).largest_context == 0
+
+
+@pytest.mark.usefixtures("flat")
+@pytest.mark.parametrize(
+    ("engine", "parts", "model", "why"),
+    [
+        ("vllm", {"gpu": "mi300x"}, "gpt-oss-120b", "does not run on AMD's devices"),
+        ("vllm", {"gpu": "arc-b580"}, "gpt-oss-120b", "does not run on Intel's devices"),
+        ("vllm", {"gpu": "apple-m4-max"}, "gpt-oss-120b", "does not run on Apple's devices"),
+        ("vllm", HOST_PARTS, "gpt-oss-120b", "does not run without a card"),
+        ("kt-kernel", {"gpu": "dgx-spark"}, "gpt-oss-120b",
+         "does not run on a machine with one memory"),
+        ("freetoken", {"gpu": "rtx-3090"}, "mixtral-8x7b",
+         "does not run models of the family mixtral"),
+        ("vllm", {"gpu": "rtx-3090", "ram": "32"}, "gpt-oss-120b", "needs "),
+    ],
+)  # fmt: skip
+def test_an_engine_without_a_row_says_why(
+    engine: str, parts: dict[str, str], model: str, why: str
+) -> None:
+    found = ask(model, (engine,), parts=parts)
+    assert found.rows == []
+    assert found.left_out[engine].startswith(why)
+    if parts.get("gpu") != "none":
+        forced = ask(model, (engine,), Configuration(engine=engine), parts=parts)
+        assert [row.engine for row in forced.rows if row.forced] == [engine]
+
+
+@pytest.mark.usefixtures("flat")
+def test_a_context_that_does_not_fit_is_named_with_the_largest_one() -> None:
+    found = ask("qwen3-30b-a3b", ("llama.cpp",), parts={"gpu": "rtx-2060-6gb", "ram": "64"},
+                context="40k", quant="q8_0", lossless=True)  # fmt: skip
+    assert found.rows == []
+    said = found.left_out["llama.cpp"]
+    one = question(model="qwen3-30b-a3b", quant="q8_0", context="40k",
+                   hardware=hardware(gpu="rtx-2060-6gb", ram="64"))  # fmt: skip
+    config = Configuration(engine="llama.cpp", micro_batch=512, host_layers=48)
+    need = needs(one, RULES["llama.cpp"], config)
+    assert said == (
+        f"without routed experts it needs {need.device / GIB:.1f} GiB on the device "
+        f"({need.kv / GIB:.1f} GiB of them for the KV cache), which has {6 * 0.94:.1f} GiB; the "
+        f"largest context that fits: {found.largest_context:,} tokens"
+    )
+    assert 0 < found.largest_context < 40_960
+
+
+@pytest.mark.usefixtures("flat")
+def test_engines_that_users_run_are_asked_unless_some_are_named() -> None:
+    usual = {name for name, rules in RULES.items() if rules.by_default}
+    found = ask()
+    assert {row.engine for row in found.rows} | found.left_out.keys() == usual
+    one = question(model="gpt-oss-120b", quant=None, hardware=hardware(**DESKTOP))
+    assert answers(one, systems_only=True).rows == []
+    forced = answers(one, forced=Configuration(engine="ollama"), systems_only=True, binding=False)
+    assert [(row.engine, row.forced) for row in forced.rows if row.forced] == [("ollama", True)]
+    same = ask(engines=("llama.cpp",)).rows
+    again = ask(engines=("llama.cpp",), forced=same[0].configuration).rows
+    assert [row.configuration for row in again].count(same[0].configuration) == 1
+    with_more = with_others(ask(engines=("llama.cpp",)), ask(engines=("ollama",)).rows, {"x": "no"})
+    assert {row.engine for row in with_more.rows} == {"llama.cpp", "ollama"}
+    assert with_more.left_out == {"x": "no"}
+    assert with_more.rows[0].request_s == min(row.request_s for row in with_more.rows)
+
+
+def test_a_machine_that_cannot_be_simulated_is_refused() -> None:
+    one = question(model="gpt-oss-120b", quant=None, hardware=Hardware(gpu="RTX 9990"))
+    with pytest.raises(UsageError, match="card 'RTX 9990' is not among the parts"):
+        answers(one, ["llama.cpp"])

@@ -1,6 +1,7 @@
 """Questions as users type them: names, sizes, lengths, files, and one clear line for others."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.harness.advise.ask import question, tokens
+from moebench.harness.advise.ask import question, tokens, with_context
+from moebench.harness.advise.formats import LEAST, MOST
 from moebench.harness.advise.machine import gib, hardware, machine_text
 from moebench.harness.advise.question import Question
 from moebench.substrate.errors import CheckpointError, MoeBenchError, UsageError
@@ -142,6 +144,60 @@ def test_any_length_and_format_is_read_or_refused_in_one_line(
 ) -> None:
     for more in ({"context": context}, {"prompt": prompt}, {"quant": quant}):
         assert "\n" not in refusal(lambda more=more: asked(**more))
+
+
+@pytest.mark.parametrize(
+    ("typed", "count"),
+    [("1", 1), ("32k", 32768), ("1.5K", 1536), ("1m", 2**20), ("16m", 2**24), ("16,384", 16384),
+     (" 2 k ", 2048), ("16777216", 2**24)],
+)  # fmt: skip
+def test_numbers_of_tokens(typed: str, count: int) -> None:
+    assert tokens("--prompt", typed, 1) == count
+    assert tokens("--prompt", typed, count) == count
+    for least, refused_ in ((count + 1, typed), (1, "16777217"), (1, "17m"), (1, "0.3k")):
+        with pytest.raises(UsageError, match=rf"--prompt '{refused_}': allowed: tokens from"):
+            tokens("--prompt", refused_, least)
+
+
+@pytest.mark.parametrize(
+    ("given_", "lengths"),
+    [
+        ({"context": "1k"}, (1024, 768, 256)),
+        ({"context": "256"}, (256, 192, 64)),
+        ({"context": "1k", "new": "600"}, (1024, 424, 600)),
+        ({"prompt": "7680"}, (8192, 7680, 512)),
+        ({"prompt": "7681"}, (8448, 7681, 512)),
+        ({"prompt": "100", "new": "1"}, (8192, 100, 1)),
+        ({"prompt": "3584", "model": "olmoe-1b-7b"}, (4096, 3584, 512)),
+        ({"context": "128k"}, (131072, 130560, 512)),
+    ],
+)
+def test_open_lengths(given_: dict[str, str], lengths: tuple[int, int, int]) -> None:
+    assert asked(**given_).lengths == lengths
+
+
+def test_lengths_that_do_not_fit_into_another_context() -> None:
+    one = asked(prompt="2000", new="48")
+    assert with_context(one, 2048) == replace(one, lengths=(2048, 2000, 48))
+    with pytest.raises(UsageError, match="-c 2047: a prompt of 2,000 tokens and an answer of 48"):
+        with_context(one, 2047)
+    with pytest.raises(UsageError, match="--context '255': allowed: tokens from 256"):
+        asked(context="255")
+
+
+@pytest.mark.parametrize("bits", [1.0, 4.06, 16.0])
+def test_bits_of_experts_may_be_known_better(bits: float) -> None:
+    assert asked(routed=bits).bits == (bits, asked().bits.others)
+    for refused_ in (LEAST * 0.99, MOST * 1.01):
+        with pytest.raises(UsageError, match=r"--bits .*: allowed: bits per weight from"):
+            asked(routed=refused_)
+
+
+def test_the_usual_format_and_texts() -> None:
+    assert (asked().quant, asked(model="mixtral-8x7b").quant) == ("mxfp4", "q4_k_m")
+    assert (asked().batch, asked(batch=256).batch, asked(batch=1).batch) == (1, 256, 1)
+    assert asked(lossless=True).lossless
+    assert asked(quant="Q4-K-M").quant == "q4_k_m"
 
 
 def test_lengths_fill_the_context_unless_they_are_typed() -> None:

@@ -15,7 +15,7 @@ from moebench.harness.advise.case import case_for, engine_for
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.machine import hardware
 from moebench.harness.advise.question import Question
-from moebench.harness.advise.rules import RULES
+from moebench.harness.advise.rules import RULES, maker_of
 from moebench.harness.published.case import SECOND_THREAD
 from moebench.harness.published.constants import COMPONENTS
 from moebench.harness.published.predict import rate_of
@@ -154,3 +154,188 @@ def test_whole_layers_are_placed_where_an_engine_places_them() -> None:
     assert whole.whole_layers is not None
     assert whole.host_layers == 48 - whole.whole_layers
     assert by["ollama"].decode.value < by["llama.cpp"].decode.value
+
+
+# ------------------------------------------------------------------------------ all fields
+
+
+def said(one: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in names}
+
+
+def test_all_inputs_of_a_usual_question() -> None:
+    one = case(asked())
+    assert said(
+        one, "batch", "first", "whole", "hot", "threads", "wide", "tiles", "repacked", "products",
+        "reads", "sockets", "bound", "virtual", "measured", "rate", "format", "cache_bytes",
+        "lengths", "micro_batch", "pinned", "on_host", "hit_rate",
+    ) == {
+        "batch": 1, "first": 36, "whole": False, "hot": 0.0, "threads": 8, "wide": False,
+        "tiles": False, "repacked": False, "products": "device products",
+        "reads": "desktop reads", "sockets": 1, "bound": False, "virtual": False,
+        "measured": frozenset(), "rate": None, "format": "fp4 formats", "cache_bytes": 2.0,
+        "lengths": (2048 + 256, 2048, 0, 8192), "micro_batch": 512, "pinned": False,
+        "on_host": False, "hit_rate": None,
+    }  # fmt: skip
+    assert one.profile.name == "rtx-3090+ryzen-9-5950x+ram=64"
+    # Which kind of memory is not said, but threads are chosen.
+    assert list(one.unsaid) == ["rate of the memory"]
+
+
+SERVER = {"gpu": "rtx-3090", "cpu": "2x xeon-gold-6454s", "ram": "512"}
+KT = {"engine": "kt-kernel"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "fields", "expected"),
+    [
+        ({}, {"threads": None}, {"threads": 16}),
+        ({}, {"threads": 20}, {"threads": 16 + 4 * SECOND_THREAD}),
+        ({}, {"micro_batch": None}, {"micro_batch": 512}),
+        ({}, {"micro_batch": 64}, {"micro_batch": 64}),
+        ({}, {"kv": None}, {"cache_bytes": 2.0}),
+        ({}, {"kv": "q8_0"}, {"cache_bytes": 34 / 32}),
+        ({}, {"bound": True}, {"bound": True}),
+        ({}, {"host_layers": None}, {"first": 0, "whole": False}),
+        ({}, {"host_layers": 35}, {"first": 35}),
+        ({}, {"host_layers": 99}, {"first": 36}),
+        ({}, {"whole_layers": 36}, {"first": 36, "whole": False}),
+        ({}, {"whole_layers": 35, "host_layers": 1}, {"first": 1, "whole": True}),
+        ({}, {"whole_layers": 0}, {"first": 36, "whole": True}),
+        ({"gpu": "none", "cpu": "epyc-9354"}, {"host_layers": 0},
+         {"first": 36, "whole": True, "on_host": True, "wide": True, "reads": "server reads"}),
+        ({"gpu": "strix-halo"}, {"whole_layers": 3}, {"first": 0, "whole": False, "wide": True}),
+        (SERVER, {"threads": 70}, {"sockets": 2, "threads": 64 + 6 * SECOND_THREAD, "wide": True}),
+        (SERVER, {}, {"tiles": False}),
+        (SERVER, KT, {"tiles": True}),
+        (SERVER, {"engine": "ktransformers"}, {"tiles": True}),
+        ({"gpu": "rtx-3090", "cpu": "epyc-9354"}, KT, {"tiles": False}),
+        ({"gpu": "mi300x"}, {}, {"products": "other products"}),
+        ({}, KT | {"resident": 32}, {"hot": 0.25}),
+        ({}, KT | {"resident": 32, "host_layers": 0}, {"hot": 0.0}),
+        ({}, KT, {"hot": 0.0}),
+        ({}, {"engine": "llama.cpp-moe-cache", "resident": 64}, {"hot": 0.5}),
+        ({}, {"engine": "exllamav3"}, {"pinned": True}),
+        ({}, {"engine": "exllamav3", "pinned": False}, {"pinned": False}),
+        ({}, {"engine": "ik_llama.cpp", "mapped": False}, {"pinned": True}),
+        ({}, KT | {"mapped": False}, {"pinned": False}),
+    ],
+)  # fmt: skip
+def test_an_input_of_another_question(
+    parts: dict[str, Any], fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    one = case(asked(**parts), replace(LLAMA, **fields))
+    found = said(one, *expected)
+    assert found == {**expected, "threads": pytest.approx(expected.get("threads"))} if (
+        "threads" in expected
+    ) else found == expected  # fmt: skip
+
+
+def test_texts_and_lengths_are_those_of_the_question() -> None:
+    one = question(model="gpt-oss-120b", quant="q4_0", prompt="0", new="9", batch=3,
+                   hardware=hardware(gpu="rtx-3090"))  # fmt: skip
+    found = case(one, replace(LLAMA, experts_used=200))
+    assert said(found, "batch", "repacked", "format", "lengths") == {
+        "batch": 3, "repacked": True, "format": "", "lengths": (4, 1, 0, 8192),
+    }  # fmt: skip
+    assert found.shape.top_k == 128
+    assert case(one).shape.top_k == 4
+    assert not case(one, replace(LLAMA, engine="ik_llama.cpp")).repacked
+
+
+@pytest.mark.parametrize(("quant", "hot"), [("q4_k_m", 0.0), ("q8_0", 0.5)])
+def test_llama_cpps_cache_leaves_matrices_below_a_mebibyte_to_the_host(
+    quant: str, hot: float
+) -> None:
+    """A matrix of an expert of Qwen3-30B-A3B has 1.57 M weights."""
+    one = question(model="qwen3-30b-a3b", quant=quant, hardware=hardware(gpu="rtx-3090"))
+    fields = replace(LLAMA, host_layers=48, resident=64)
+    assert case(one, replace(fields, engine="llama.cpp-moe-cache")).hot == hot
+    assert case(one, replace(fields, engine="tinyserve")).hot == 0.5
+    assert case(one, replace(fields, engine="kt-kernel")).hot == 0.5
+
+
+def test_an_unknown_host_does_not_matter_where_it_computes_nothing() -> None:
+    one = asked(gpu="rtx-3090")
+    assert list(case(one).unsaid) == ["processor of a desktop", "rate of the memory"]
+    assert case(one, replace(LLAMA, engine="vllm")).unsaid == {}
+
+
+def test_what_a_machine_has_beyond_its_parts() -> None:
+    plain = asked()
+    more = replace(plain.hardware, more_gib=24.0, cores=12, disk="nvme3", disks=2)
+    before, after = case(plain).profile, case(replace(plain, hardware=more)).profile
+    assert after.gpu.memory.value == before.gpu.memory.value + 24
+    assert (before.host.cores.value, after.host.cores.value) == (16, 12)
+    one_disk = case(asked(gpu="rtx-3090", cpu="ryzen-9-5950x", disk="nvme3")).profile.disk
+    assert one_disk.name != before.disk.name
+    assert after.disk.name == one_disk.name
+    for field in ("queue1_bandwidth", "max_bandwidth"):
+        number = getattr(after.disk, field)
+        assert number.value == 2 * getattr(one_disk, field).value
+        assert number.range is None
+    linked = replace(
+        plain,
+        hardware=replace(
+            plain.hardware,
+            link="pcie4x8",
+            copies_gb_s=9.0,
+            reads_gb_s=30.0,
+            channels=1,
+            memory="DDR4-3200",
+        ),
+    )
+    found = case(linked).profile
+    assert found.name == "rtx-3090+ryzen-9-5950x+ddr4-3200*1+ram=64+pcie4x8"
+    assert found.link.pinned_h2d.value == 9.0
+    assert found.host.gemv_bandwidth.value == pytest.approx(20.48), (
+        "30 GB/s are more than one module has"
+    )
+
+
+@pytest.mark.parametrize(("cores", "reads"), [(23, "desktop reads"), (24, "server reads")])
+def test_the_kind_of_a_calibrated_machine_is_that_of_its_cores(
+    tmp_path: Path, cores: int, reads: str
+) -> None:
+    path = Path(calibrated(tmp_path, reads=30.0))
+    document = yaml.safe_load(path.read_text())
+    document["host"]["cores"]["value"] = cores
+    document["host"]["name"] = "Ryzen 9 7950X"
+    path.write_text(yaml.safe_dump(document))
+    one = asked(machine=str(path))
+    found = case(replace(one, hardware=replace(one.hardware, cores=3)), replace(LLAMA, threads=99))
+    assert said(found, "reads", "wide", "sockets", "on_host", "virtual", "measured") == {
+        "reads": reads, "wide": True, "sockets": 1, "on_host": False, "virtual": False,
+        "measured": frozenset({"reads"}),
+    }  # fmt: skip
+    assert found.threads == pytest.approx(1.3 * cores), "its own cores count"
+    alone = replace(one, hardware=replace(one.hardware, gpu="", virtual=True))
+    assert said(case(alone), "on_host", "virtual", "first") == {
+        "on_host": True, "virtual": False, "first": 36,
+    }  # fmt: skip
+    assert not case(asked(machine=calibrated(tmp_path))).wide
+    assert found.profile.software.name == "ggml"
+    assert case(one, replace(LLAMA, engine="vllm")).profile.software.name == "python-graphs"
+
+
+def test_a_file_s_format_has_the_rate_of_its_longest_name() -> None:
+    one = asked()
+    rates = {"q4": 9.0, "q4_k": 1.0, "q8_0": 0.5}
+    known = replace(one, hardware=replace(one.hardware, products=rates))
+    for quant, rate in (("q4_k_m", 1.0), ("q4_0", 9.0), ("q8_0", 0.5), ("xq8_0", None)):
+        assert case(replace(known, quant=quant)).rate == rate
+
+
+@pytest.mark.parametrize(
+    ("gpu", "maker"),
+    [
+        ("", "processor"), ("rtx-3090", "nvidia"), ("a100-80gb-pcie", "nvidia"), ("L4", "nvidia"),
+        ("Radeon RX 580", "amd"), ("AMD Instinct", "amd"), ("rx-6600", "amd"), ("RX 580", "amd"),
+        ("mi300x", "amd"), ("mi210", "amd"), ("mi100", "amd"), ("mi50", "amd"),
+        ("strix-halo", "amd"), ("Ryzen AI Max", "amd"), ("apple-m4", "apple"),
+        ("m1-max", "apple"), ("M2", "apple"), ("M3 Ultra", "apple"), ("m4", "apple"),
+        ("M5", "apple"), ("arc-b580", "intel"), ("gtx-m40", "nvidia"),
+    ],
+)  # fmt: skip
+def test_makers_of_devices(gpu: str, maker: str) -> None:
+    assert maker_of(gpu) == maker

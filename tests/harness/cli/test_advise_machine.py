@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import moebench
+from moebench.harness.cli.advise_machine import show
 from tests.harness.commands import call, refused
 
 PARTS = ("--gpu", "rtx-3090", "--cpu", "ryzen-5950x", "--ram", "64")
@@ -165,3 +166,95 @@ def test_python_gives_the_document_of_the_command() -> None:
     assert found.document == advise("--engines", "llama.cpp", "--config", "llama.cpp -ncmoe 30")
     assert len(found.frame()) == len(found.answers)
     assert {"engine", "decode_tok_s", "device_gib"} <= set(found.frame().columns)
+
+
+# ------------------------------------------------------------------------------ by hand
+
+
+def answer(engine: str, **more: Any) -> dict[str, Any]:
+    return {
+        "engine": engine, "config": "all on the device", "decode_tok_s": 12.345, "low": 10.0,
+        "high": 1234.5, "prefill_tok_s": 99.96, "prefill_low": 50.0, "prefill_high": 200.0,
+        "ttft_s": 1.234, "request_s": 100.4, "quality": "lossless", "binds": "link",
+        "memory": {"device_gib": 20.25, "host_gib": 0.0, "disk_gib": 1.0},
+        "shares": {"link": 0.514}, "forced": False, "tied": False, "checked": True,
+        "fits": "fits", "verdict": "fits", "remarks": [], "notes": [], "version": f"{engine} 1",
+        "command": [f"run {engine}"], **more,
+    }  # fmt: skip
+
+
+def document(*answers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "question": {"model": "m", "quant": "q", "machine": "box", "prompt": 2048, "new": 512,
+                     "assumed": "", "sources": {}},
+        "verdict": "fits", "answers": list(answers), "left_out": {}, **more,
+    }  # fmt: skip
+
+
+HEAD = "m in q on box, 2,048 + 512 tokens: fits"
+
+
+def shown(
+    capsys: pytest.CaptureFixture[str], found: dict[str, Any], cached: bool = False
+) -> tuple[list[str], list[str]]:
+    show(found, cached)
+    printed = capsys.readouterr()
+    return printed.out.splitlines(), printed.err.splitlines()
+
+
+def test_the_text_of_two_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = answer(
+        "b", checked=False, tied=True, forced=True, fits="pages", verdict="it pages",
+        prefill_tok_s=None, ttft_s=None, shares={}, command=["one", "two"],
+    )  # fmt: skip
+    out, said = shown(capsys, document(odd, answer("a")))
+    assert out[0] == HEAD
+    assert [line.split("\t") for line in out[2:4]] == [
+        ["1", "b", "all on the device", "12.3 (10 to 1,234)", "–", "–", "100",
+         "20.2 + 0.0 + 1.0", "lossless", "link",
+         "as asked; tied with 1; not checked; it pages"],
+        ["2", "a", "all on the device", "12.3 (10 to 1,234)", "100 (50 to 200)", "1.23", "100",
+         "20.2 + 0.0 + 1.0", "lossless", "link (51%)", ""],
+    ]  # fmt: skip
+    assert out[4:] == [
+        "The best whose kind was compared with published rates: 2", "Commands:", "  1  one",
+        "  1  two", "  2  run a",
+    ]  # fmt: skip
+    assert said == [
+        "b: b 1", "a: a 1",
+        "not checked: too few rates of this kind of run were published; the interval is the widest "
+        "of such machines",
+    ]  # fmt: skip
+    out, _ = shown(capsys, document(answer("a"), odd))
+    assert out[4] == "Commands:"
+
+
+def test_notes_are_of_the_engines_that_they_are_about(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(
+        answer("a", remarks=["all", "mine"], version="v"), answer("a", remarks=["all", "mine"],
+                                                                  version="v"),
+        answer("b", notes=["all"], version="v"), left_out={"c": "does not run"},
+    )  # fmt: skip
+    found["question"] |= {"assumed": "a disk", "sources": {"cpu": "lscpu"}}
+    _, said = shown(capsys, found, cached=True)
+    assert said == [
+        "assumed, as the question does not say it: a disk", "cpu: read from lscpu", "all",
+        "a: mine", "v", "left out: c: does not run",
+        "from a stored answer to the same question; --fresh computes it again",
+    ]  # fmt: skip
+    out, said = shown(capsys, document(left_out={"c": "no"}))
+    assert (out, said) == ([HEAD], ["left out: c: no"])
+
+
+def test_gains_of_purchases_have_signs(capsys: pytest.CaptureFixture[str]) -> None:
+    gain = {"value": 3.21, "low": -1.0, "high": 5.0}
+    bought = [{"what": "a disk", "gain_tok_s": gain, "prefill_gain_tok_s": None, "engine": "a",
+               "config": "x"},
+              {"what": "a card", "gain_tok_s": gain | {"value": -2.0},
+               "prefill_gain_tok_s": gain | {"value": 0.0}, "engine": "b",
+               "config": "y"}]  # fmt: skip
+    out, _ = shown(capsys, document(buy=bought))
+    assert [line.split("\t") for line in out[2:]] == [
+        ["a disk", "+3.21 (-1 to 5)", "–", "a: x"],
+        ["a card", "-2 (-1 to 5)", "0 (-1 to 5)", "b: y"],
+    ]

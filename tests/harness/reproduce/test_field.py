@@ -494,3 +494,16 @@ def test_without_a_crossing_the_ratio_is_an_end_and_the_words_say_so(tmp_path: P
     assert "Offload is faster at every ratio" in splits.turns(evidence(tmp_path, *never))
     with pytest.raises(MissingEvidenceError, match="lacks its run"):
         splits.by_ratio(Runs(split(20.48, 8, 10)[:1]))
+
+
+def test_a_stream_is_cut_and_halved_by_its_tokens() -> None:
+    """Sequences of 3, 4 and 2 tokens."""
+    rows = [np.full((n, 1, 1), n) for n in (3, 4, 2)]
+    one = recorded.Stream("m", "w", 8, tuple(rows))
+    assert (one.name, one.tokens) == ("m w", 9)
+    lengths = {most: [len(part) for part in one.cut(most).sequences] for most in (0, 2, 3, 5, 99)}
+    assert lengths == {0: [], 2: [2], 3: [3], 5: [3, 2], 99: [3, 4, 2]}
+    kept, held = one.halves()
+    assert [[len(part) for part in half.sequences] for half in (kept, held)] == [[3, 2], [4]]
+    alone = recorded.Stream("m", "w", 8, (np.arange(5),))
+    assert [half.sequences[0].tolist() for half in alone.halves()] == [[0, 1], [2, 3, 4]]

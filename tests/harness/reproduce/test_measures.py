@@ -18,7 +18,7 @@ import pytest
 from moebench.harness.reproduce import generated_texts
 from moebench.harness.reproduce.claim import Claim, PaperClaims
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError
-from moebench.results.claims import PAPERS, Exhibit, Form
+from moebench.results.claims import PAPERS, Exhibit, Form, read
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
 from moebench.systems.options import build_any, describe
@@ -80,6 +80,7 @@ def invented(spec: RunSpec, slower: float) -> dict[str, Any]:
     metrics["cache_ratio_begun"] = metrics["cache_ratio"] * 1.1
     run["accuracy"]["score"] = 50 * number(key, "score")
     run["accuracy"]["items"] = {"value": [float(number(key, f"item {n}") > 1) for n in range(8)]}
+    run["provenance"]["learnt"] = {"prefetch": {"best_epoch": str(int(20 * number(key, "epoch")))}}
     return run
 
 
@@ -166,3 +167,110 @@ def test_tables_and_figures_have_a_row_for_each_run_and_finite_numbers(
             assert fields & row.keys()
             assert all(math.isfinite(v) for v in row.values() if isinstance(v, float)), one.id
         assert one.form in Form.__args__
+
+
+#: Papers whose full cells are few enough to invent, and claims that compute on them.
+OF_RUNS = [one for one in REGISTRIES if one.id in ("smoe", "daop", "duoserve")]
+OF_MODELS = (*COMPUTED, "S-13 ", "S-15 ", "S-16 ", "F-11 epochs")
+
+
+@pytest.fixture
+def full(both: tuple[Evidence, Evidence], tmp_path: Path) -> Evidence:
+    return Invented(Store(tmp_path), None, tmp_path, quick=False)
+
+
+@pytest.mark.parametrize("paper", OF_RUNS)
+def test_claims_read_as_many_runs_as_those_of_the_results_that_ship(
+    paper: PaperClaims, full: Evidence
+) -> None:
+    """And say the same of their conditions, with as many samples."""
+    (shipped,) = (result for result in read() if result.paper == paper.paper)
+    compared = 0
+    for claim, result in zip(paper.claims, shipped.claims, strict=True):
+        if result.measured is None or claim.id.startswith(OF_MODELS):
+            continue
+        seen = full.watched()
+        found = measured(claim, seen)
+        if found is None:
+            continue
+        if claim.control is not None:
+            claim.control(seen)
+        expected = result.measured
+        assert (len(found.samples), found.over, found.conditions, len(seen.used)) == (
+            len(expected.samples), expected.over, expected.conditions, len(result.runs),
+        ), claim.id  # fmt: skip
+        assert (found.badge == "counted") == (expected.badge == "counted"), claim.id
+        compared += 1
+    assert compared >= LEAST[paper.paper]
+
+
+@pytest.mark.parametrize("paper", OF_RUNS)
+def test_tables_and_figures_are_those_of_the_results_that_ship_but_for_numbers(
+    paper: PaperClaims, full: Evidence
+) -> None:
+    """Axes, captions, the paper's values, and the texts and fields of each row."""
+    (shipped,) = (result for result in read() if result.paper == paper.paper)
+    known = {one.id: one for one in shipped.exhibits}
+    compared = 0
+    for show in paper.exhibits:
+        if (paper.paper, show.make.__name__) in DRAWN | WATCHED:
+            continue
+        seen = full.watched()
+        try:
+            found = show.make(seen)
+        except MissingEvidenceError:
+            continue
+        expected = known[found.id]
+        numbers = {"rows": (), "badge": "", "runs": ()}
+        assert found.model_copy(update=numbers) == expected.model_copy(update=numbers)
+        assert len(seen.used) == len(expected.runs), found.id
+        if found.id in OF_SAMPLES:
+            continue
+        assert [shape(row) for row in found.rows] == [shape(row) for row in expected.rows], found.id
+        compared += 1
+    assert compared >= 4
+
+
+#: Exhibits that compute with models on all prompts, which takes a quarter of a minute.
+WATCHED = {("smoe", name) for name in ("_table_1", "_batches", "_fig_4", "_fig_6")}
+
+#: A figure of samples, which no invented run has, and a table of what times imply.
+OF_SAMPLES = ("duoserve-fig-6", "smoe-host-bandwidth")
+
+
+def shape(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with a mark in place of its measured numbers."""
+    return {key: "a number" if isinstance(value, float) else value for key, value in row.items()}
+
+
+@pytest.mark.parametrize("paper", REGISTRIES)
+def test_figures_without_runs_are_those_of_the_results_that_ship(
+    paper: PaperClaims, both: tuple[Evidence, Evidence]
+) -> None:
+    """Times of the cost model and published numbers, of claims and of their counter-experiments."""
+    (shipped,) = (result for result in read() if result.paper == paper.paper)
+    compared = []
+    for claim, result in zip(paper.claims, shipped.claims, strict=True):
+        if claim.timed_here or claim.id.startswith(OF_MODELS) or result.measured is None:
+            continue
+        made = {one.name: one for one in result.counters}
+        asked = [(claim.measure, result.measured)]
+        asked += [(one.measure, made[one.name].measured)
+                  for one in claim.counters if one.measure and one.name in made]  # fmt: skip
+        for measure, expected in asked:
+            seen = both[0].watched()
+            try:
+                found = measure(seen) if measure else None
+            except MissingEvidenceError:
+                continue
+            if found is None or seen.used:
+                continue
+            assert found.samples == pytest.approx(expected.samples, rel=1e-5), claim.id
+            told = [(one.over, one.badge, one.conditions) for one in (found, expected)]
+            assert told[0] == told[1], claim.id
+            compared.append(claim.id)
+    assert len(compared) >= WITHOUT_RUNS[paper.paper], len(compared)
+
+
+#: How many figures of each paper need no run, at least.
+WITHOUT_RUNS = {"smoe": 30, "daop": 11, "duoserve": 12, "flashmoe": 8, "field": 0}

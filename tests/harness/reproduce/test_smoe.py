@@ -1,6 +1,7 @@
 """SMoE's claims: measuring functions on hand-made documents, and cells that really run."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -585,3 +586,31 @@ def test_table_4_holds_all_of_the_papers_scores(made: list[Exhibit]) -> None:
     scores = [value for row in table.paper_rows for key, value in row.items() if key[0].isdigit()]
     assert len(scores) == 13 * 5 * 3
     assert tables.TABLES
+
+
+def test_ranks_of_scores_and_reuse_by_hand() -> None:
+    """Two of five experts are active: ranks 0 and 1."""
+    seen: Any = SimpleNamespace(top_k=2, score_by_rank=[8.0, 6.0, 4.0, 2.0, 1.0],
+                                reuse_by_rank=np.array([5.0, 4.0, 1.0, 2.0, 3.0]))  # fmt: skip
+    assert importance.first_over_rival(seen) == 2.0
+    assert importance.last_over_rival(seen) == 1.5
+    # Reuse grows over the inactive ranks; of all ranks the squares of the differences sum to 8.
+    assert importance.inactive_reuse_falls(seen) == pytest.approx(-1.0)
+    assert importance.reuse_falls(seen) == pytest.approx(1 - 6 * 8 / (5 * 24))
+
+
+def test_curves_of_alpha_by_hand() -> None:
+    """A line through (0, 0), (1, 1) and (2, 4) is off by 1/3, 2/3 and 1/3."""
+    alphas, times = np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 4.0])
+    assert thresholds.linearity(alphas, times) == pytest.approx(1 - (6 / 9) / (78 / 9))
+    assert thresholds.linearity(alphas, np.array([2.0, 2.0, 2.0])) == 0.0
+    assert thresholds.fall(alphas, np.array([10.0, 7.0, 8.0])) == pytest.approx(-20)
+    changes = {0.0: 0.0, 0.2: -1.0, 0.35: 2.0, 0.4: -3.0, 0.6: -5.0}
+    assert thresholds.above(changes) == pytest.approx(-4 - 1 / 3)
+    assert thresholds.largest(changes) == 2.0
+    # A parabola picks every point that is left out: the fit of the others is the same.
+    grid = np.array([0.0, 0.1, 0.2, 0.3, 0.4])
+    assert thresholds.pick_error(grid, (1 - grid) ** 2) == pytest.approx(0, abs=0.006)
+    # A TPOT that no α of the fit reaches is answered by the largest.
+    steep = np.array([4.0, 0.0, 3.0, 2.0])
+    assert thresholds.pick_error(np.array([0.0, 0.1, 0.2, 0.3]), steep) > 0.05

@@ -1,15 +1,22 @@
 """What may be said of a composition: better, no better, and how surely."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from moebench.harness.search import outcome as outcomes
+from moebench.harness.search.composition import RUNTIME
 from moebench.harness.search.evaluation import BLOCK, Measured, paired
-from moebench.harness.search.outcome import Outcome, probability_faster
+from moebench.harness.search.outcome import Outcome, probability_faster, sets_of, validate
 from moebench.harness.search.question import Question, Seeds
 from moebench.harness.search.rounds import Candidate, Place
 from moebench.results.published_errors import ratio_error
+from moebench.results.spec import RunSpec
+from moebench.systems.registry import DECISIONS
+from tests.harness.search.stages import S1, S3, Runs, Says, searching, trial
 
 PLACE = Place(question=Question(name="S1", given={}), seeds=Seeds((0, 1), 2))
 
@@ -84,3 +91,191 @@ def test_paired_differences_see_what_noise_of_prompts_hides() -> None:
     assert not paired([measured(other)], [measured(tokens)]).clear
     with pytest.raises(ValueError, match="different lengths"):
         paired([measured(tokens[:5])], [measured(tokens)])
+
+
+# ------------------------------------------------------------------------------ validation
+
+
+def says(spec: RunSpec) -> tuple[float, float] | str:
+    """The base takes 10 ms; a prefetch saves 1 and a layer's scope 0.5; LFRU takes 11.
+
+    Elsewhere, with four texts, all is 1 ms slower, and the base cannot run.
+    """
+    ms = 11.0 if spec.system == "lfru" else 10.0
+    ms -= (spec.overrides.get("prefetch", "none") != "none") + 0.5 * (
+        spec.overrides.get("scope") == "layer"
+    )
+    if spec.batch == 4:
+        return "no room" if spec.system == "moe-ondemand" and not spec.overrides else (ms + 1, 0.0)
+    return ms + 0.25 * (spec.routing == "model"), 0.0
+
+
+KNOWN = ("lfru", "moe-ondemand")
+SYSTEMS = [Candidate(name=one, system=one) for one in KNOWN]
+SETS = {"prefetch": "next-gate", "scope": "layer"}
+
+
+def validated(
+    monkeypatch: pytest.MonkeyPatch, trials: list[Any], places: Sequence[Place] = (S1,),
+    limit: float | None = None, says: Says = says,
+) -> tuple[Outcome, Runs, list[str]]:  # fmt: skip
+    """Return the outcome in S1, all runs, and what was counted."""
+    monkeypatch.setattr(
+        outcomes, "held_out",
+        lambda question, model, machine, chosen, possible: [question.with_("four", batch=4)],
+    )  # fmt: skip
+    search, runs, _ = searching(says, places, limit)
+    runs.ran.clear()
+    counted: list[str] = []
+
+    def progress(what: str) -> Any:
+        counted.append(what)
+        return lambda done, total: counted.append(f"{done} of {total}")
+
+    known = SimpleNamespace(done=lambda: trials)
+    return validate(search, known, S1, SYSTEMS, progress), runs, counted  # type: ignore[arg-type]
+
+
+def test_all_that_comes_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _, counted = validated(monkeypatch, [
+        trial(0, [0.85], SETS), trial(1, [0.95], {"scope": "layer"}),
+        trial(3, [1.0], {}, system="moe-ondemand"),
+    ])  # fmt: skip
+    assert counted == [
+        "fewer decisions", "validation", "held-out places", "1 of 1", "ablation", "bounds",
+        "live run",
+    ]  # fmt: skip
+    composition = Candidate(name="trial 0", system="moe-ondemand", sets=SETS, trial=0)
+    assert (found.found, found.best) == (composition, SYSTEMS[1])
+    usual = {"kl": 0.0, "kl_interval": None, "allowed": True, "memory_gb": 3.0}
+    assert found.rows == [
+        {"name": name, "published": published, "tpot_ms": ms, "run": f"S1-2-{ms:g}", **usual}
+        for name, published, ms in (
+            ("trial 0", False, 8.5), ("trial 1", False, 9.5), ("moe-ondemand", True, 10.0),
+            ("lfru", True, 11.0),
+        )
+    ]  # fmt: skip
+    here, there = found.places
+    assert here | {"error_ms": 0} == {
+        "place": "prompts", "found_ms": 8.5, "best": "moe-ondemand", "best_ms": 10.0,
+        "ratio": 0.85, "difference_ms": pytest.approx(-1.5), "error_ms": 0, "clear": True,
+        "run": "S1-2-8.5",
+    }  # fmt: skip
+    assert there | {"error_ms": 0} == {
+        "place": "four", "found_ms": 9.5, "best": "lfru", "best_ms": 12.0,
+        "ratio": 9.5 / 12, "difference_ms": pytest.approx(-2.5), "error_ms": 0, "clear": True,
+        "run": "S1-2-9.5",
+    }  # fmt: skip
+    assert [row["decision"] for row in found.ablation] == [*DECISIONS, *RUNTIME]
+    assert [row for row in found.ablation if row["change"]] == [
+        {"decision": "prefetch", "found": "next-gate", "published": "none", "tpot_ms": 9.5,
+         "change": 9.5 / 8.5 - 1},
+        {"decision": "scope", "found": "layer", "published": "global", "tpot_ms": 9.0,
+         "change": 9.0 / 8.5 - 1},
+    ]  # fmt: skip
+    assert found.ablation[0] == {"decision": "place", "found": "by-id", "published": "by-id",
+                                 "tpot_ms": 8.5, "change": 0.0}  # fmt: skip
+    assert found.bounds == {"of": 8.5}
+    assert found.live == {
+        "tpot_ms": 8.75, "kl": 0.0, "run": "S1-2-8.75", "agreement": 1.0, "as_replayed": False,
+    }  # fmt: skip
+    assert found.verdict == ("15.0% faster than moe-ondemand on new prompts")
+    assert found.probability == probability_faster(0.85)
+    assert found.ratio == 0.85
+
+
+def test_without_a_composition_there_is_only_a_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, runs, counted = validated(monkeypatch, [])
+    assert counted == ["fewer decisions", "validation"]
+    assert (found.found, found.best, found.places, found.ratio) == (None, SYSTEMS[1], [], None)
+    assert [spec.system for spec in runs.ran] == ["moe-ondemand", "lfru"]
+    assert found.verdict == "no better than moe-ondemand: no composition was faster"
+    assert found.probability is None
+
+
+@pytest.mark.parametrize(("places", "own"), [((S1,), 6), ((S1, S3), 1)])
+def test_six_compositions_are_validated_or_one_rule(
+    monkeypatch: pytest.MonkeyPatch, places: Sequence[Place], own: int
+) -> None:
+    windows = [
+        trial(n, [0.9 + n / 100], {"prefetch": "next-gate", "prefetch.experts": str(n + 1)})
+        for n in range(8)
+    ]
+    found, _, _ = validated(monkeypatch, windows, places)
+    names = [row["name"] for row in found.rows if not row["published"]]
+    assert names == ["trial 0, simplified", *(f"trial {n}" for n in range(1, own))]
+
+
+def test_what_is_beyond_the_limit_on_new_prompts_is_not_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On new prompts the prefetch's KL is 0.2, and a system without loss stays the best."""
+
+    def lossy(spec: RunSpec) -> tuple[float, float] | str:
+        said = says(spec)
+        if isinstance(said, str):
+            return said
+        return said[0], 0.2 if spec.overrides.get("prefetch") and spec.seed == 2 else 0.1
+
+    found, _, _ = validated(
+        monkeypatch, [trial(0, [0.85, 0.1], SETS), trial(1, [0.95, 0.1], {"scope": "layer"})],
+        limit=0.15, says=lossy,
+    )  # fmt: skip
+    assert [(row["name"], row["allowed"]) for row in found.rows] == [
+        ("trial 0", False), ("trial 1", True), ("moe-ondemand", True), ("lfru", True),
+    ]  # fmt: skip
+    assert found.found is not None
+    assert found.found.name == "trial 1"
+
+
+def test_what_cannot_run_is_refused_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On new prompts the scope of layers alone has no room, and nothing has with four texts."""
+
+    def full(spec: RunSpec) -> tuple[float, float] | str:
+        if spec.batch == 4 or spec.clairvoyant or spec.routing == "model":
+            return "no room"
+        if (
+            spec.seed == 2
+            and spec.overrides.get("prefetch", "none") == "none"
+            and (spec.overrides.get("scope") == "layer")
+        ):
+            return "no room for layers"
+        return says(spec)
+
+    found, _, _ = validated(
+        monkeypatch, [trial(0, [0.85], SETS), trial(1, [0.95], {"scope": "layer"})],
+        says=full,
+    )  # fmt: skip
+    assert found.rows[-1] == {"name": "trial 1", "published": False,
+                              "refused": "no room for layers"}  # fmt: skip
+    assert found.places[1] == {"place": "four", "refused": "no room"}
+    assert found.bounds == found.live == {"refused": "no room"}
+    assert found.ablation[[*DECISIONS].index("prefetch")] == {
+        "decision": "prefetch", "found": "next-gate", "published": "none",
+        "refused": "no room for layers",
+    }  # fmt: skip
+    assert found.better
+
+    def published_full(spec: RunSpec) -> tuple[float, float] | str:
+        return "no" if spec.batch == 4 and not spec.overrides else says(spec)
+
+    found, _, _ = validated(monkeypatch, [trial(0, [0.85], SETS)], says=published_full)
+    assert found.places[1] == {
+        "place": "four", "refused": "no published system can be run there",
+    }  # fmt: skip
+
+
+def test_options_that_differ_from_their_defaults_are_said() -> None:
+    plain = sets_of(Candidate(name="moe-ondemand", system="moe-ondemand"))
+    assert plain.keys() == {
+        "place", "route", "assign", "prefetch", "admit", "evict", "scope", "host_together",
+        "host_kernels", "pinned_copies", "in_flight",
+    }  # fmt: skip
+    assert plain["evict"] == "lru"
+    changed = Candidate(
+        name="x",
+        system="moe-ondemand",
+        sets={"prefetch": "next-gate", "prefetch.experts": "3", "scope": "layer"},
+    )
+    different = dict(sets_of(changed).items() - plain.items())
+    assert different == {"prefetch": "next-gate", "prefetch.experts": "3", "scope": "layer"}

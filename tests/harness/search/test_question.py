@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebench.harness.search.held_out import GROUPS, held_out
-from moebench.harness.search.question import VALIDATED, Question, seeds_of
+from moebench.harness.search.question import VALIDATED, Question, Seeds, seeds_of
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import load_profile
 from moebench.workloads.catalogue import workload
@@ -27,6 +27,37 @@ def test_prompts_of_validation_are_none_of_the_search(batch: int) -> None:
     new = examples(seeds.validation, VALIDATED, batch)
     assert len(one | two | new) == len(one) + len(two) + len(new)
     assert seeds.search[0] == 0
+
+
+@pytest.mark.parametrize(("first", "batch"), [(0, 4), (5, 2)])
+def test_seeds_are_the_first_that_draw_other_prompts(first: int, batch: int) -> None:
+    """No earlier one does."""
+    seeds = seeds_of(S1.with_("S1", batch=batch), first)
+    one, two = seeds.search
+    assert one == first
+    read = examples(first, 1, batch)
+    for seed in range(first + 1, two + 1):
+        assert bool(read & examples(seed, 1, batch)) is (seed < two)
+    read |= examples(two, 1, batch)
+    for seed in range(two + 1, seeds.validation + 1):
+        assert bool(read & examples(seed, VALIDATED, batch)) is (seed < seeds.validation)
+
+
+def test_every_seed_draws_routing_of_its_own() -> None:
+    drawn = {"model": "gpt-oss-20b", "machine": "rtx4090", "cache_ratio": 0.5}
+    assert seeds_of(Question(name="b", given=drawn), 7) == Seeds((7, 8), 9)
+
+
+def test_a_spec_has_whole_batches_of_the_question() -> None:
+    one = Question(name="x", given={"setting": "S1", "batch": 3, "workload": "gsm8k"})
+    spec = one.spec("smoe", {"evict": "lru"}, 2, 9, clairvoyant=True)
+    assert (spec.system, spec.overrides.get("evict"), spec.prompts, spec.seed, spec.batch) == (
+        "smoe", "lru", 6, 9, 3,
+    )  # fmt: skip
+    assert (spec.clairvoyant, spec.routing) == (True, "replayed")
+    assert S1.batch == 1
+    assert S1.with_("other", routing="model").routing == "model"
+    assert S1.with_("other", batch=2) == Question(name="other", given={"setting": "S1", "batch": 2})
 
 
 @pytest.mark.slow

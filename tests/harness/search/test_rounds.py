@@ -1,9 +1,11 @@
 """The stages of a search, on made-up runs: what is run, what is stopped, what is best."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,10 @@ from moebench.harness.search.evaluation import Measured, Refused
 from moebench.harness.search.outcome import validate
 from moebench.harness.search.question import Question, Seeds
 from moebench.harness.search.rounds import Candidate, Place, Search
-from moebench.harness.search.study import STOPPED, Trials
+from moebench.harness.search.study import STOPPED, Told, Trials
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError, UsageError
+from tests.harness.search import stages
 from tests.harness.search.test_study import SPACE
 
 #: Ms a token by eviction; whatever else a composition has changes nothing.
@@ -234,3 +237,213 @@ def test_published_systems_beyond_the_limit_on_new_prompts_are_one_line(tmp_path
         found = validate(search, trials, S1, SYSTEMS, lambda what: lambda done, total: None)
     assert found.best.name == "moe-ondemand"
     assert found.found is None
+
+
+# ------------------------------------------------------------------------------ by hand
+
+
+def ms_of(spec: RunSpec) -> tuple[float, float] | str:
+    """The base takes 10 ms; a host 12, a prefetch 9, both 20; LFRU 11; balanced has no room."""
+    if spec.system == "lfru":
+        return 11.0, 0.0
+    sets = spec.overrides
+    if sets.get("assign") == "balanced":
+        return "no room"
+    ms = 12.0 if sets.get("assign") == "host" else 10.0
+    return ms - ("prefetch" in sets) + 9 * ("prefetch" in sets and ms == 12), 0.0
+
+
+HOST, PREFETCH = {"assign": "host"}, {"prefetch": "next-gate"}
+
+
+def carry_out(
+    search: Search, trials: Any, number: int, jobs: int = 2, until_s: float = 600
+) -> list[tuple[int, int]]:
+    counted: list[tuple[int, int]] = []
+    search.run(trials, number, time.monotonic() + until_s, jobs, lambda *at: counted.append(at))
+    return counted
+
+
+def test_rounds_are_told_announced_and_counted() -> None:
+    search, runs, said = stages.searching(ms_of)
+    runs.ran.clear()
+    trials = stages.Fixed(HOST, PREFETCH, {"assign": "balanced"}, {})
+    assert carry_out(search, trials, 3) == [(0, 3), (2, 3), (3, 3)]
+    assert trials.sizes == [2, 1]
+    assert trials.told == {
+        0: Told([1.2], stopped=True, runs=["S1-0-12"]),
+        1: Told([0.9], runs=["S1-0-9", "S1-1-9"]),
+        2: Told(None, why="no room"),
+    }
+    assert said == ["trial 1: 0.900 of the best published TPOT"]
+    assert [(spec.seed, spec.overrides) for spec in runs.ran] == [
+        (0, HOST), (0, PREFETCH), (1, PREFETCH), (0, {"assign": "balanced"}),
+    ]  # fmt: skip
+    # What is as fast as the best so far is not announced, and the last round is no larger.
+    assert carry_out(search, trials, 9, jobs=5) == [(3, 9), (4, 9)]
+    assert said[1:] == ["no further composition that can run was drawn"]
+    assert trials.sizes[2:] == [5, 5]
+    assert trials.told[3].stopped, "the base is slower than the prefetch, the leader"
+    assert trials.told[3].values == pytest.approx([1.0])
+    assert carry_out(search, trials, 2) == [(2, 2)]
+
+
+def test_rounds_end_with_their_time() -> None:
+    search, _, _ = stages.searching(ms_of)
+    trials = stages.Fixed(HOST)
+    assert carry_out(search, trials, 3, until_s=-1) == [(0, 3)]
+    assert trials.sizes == []
+
+
+def in_two_places(spec: RunSpec) -> tuple[float, float] | str:
+    """The host is slower in S1 and as fast in S3; a prefetch is slower in both; LFRU best in S3."""
+    if spec.system == "lfru":
+        return (11.0 if spec.setting == "S1" else 4.0), 0.0
+    ms = 10.0 if spec.setting == "S1" else 5.0
+    factor = {"assign": 1.5 if spec.setting == "S1" else 0.8, "prefetch": 2.0}
+    return ms * math.prod(factor[key] for key in spec.overrides), 0.0
+
+
+def test_a_trial_is_stopped_where_it_loses_in_every_place() -> None:
+    """Objectives are geometric means over places: LFRU has 1.1 x 1, the base 1 x 1.25."""
+    search, _, _ = stages.searching(in_two_places, (S1, S3))
+    assert {name: one.name for name, one in search.best.items()} == {
+        "S1": "moe-ondemand", "S3": "lfru",
+    }  # fmt: skip
+    assert search.ratio("lfru") == pytest.approx(1.1**0.5)
+    assert search.ratio("moe-ondemand") == pytest.approx(1.25**0.5)
+    trials = stages.Fixed(HOST, PREFETCH)
+    carry_out(search, trials, 2)
+    host, prefetch = trials.told.values()
+    assert not host.stopped
+    assert host.values == pytest.approx([(1.5 * 1.0) ** 0.5])
+    assert host.runs == ["S1-0-15", "S1-1-15", "S3-0-4", "S3-1-4"]
+    assert prefetch.stopped
+    # The leader is LFRU: 1.1, times 20 of 11 ms and 10 of 4.
+    assert prefetch.values == pytest.approx([(1.1 * 20 / 11 * 10 / 4) ** 0.5])
+    assert prefetch.runs == ["S1-0-20", "S3-0-10"]
+
+
+def lossy(spec: RunSpec) -> tuple[float, float] | str:
+    """LFRU is exact; the base has a KL of 0.1, a host 0.2, and a prefetch 0.05."""
+    if spec.system == "lfru":
+        return 11.0, 0.0
+    if "prefetch" in spec.overrides:
+        return 30.0, 0.05 + 0.01 * spec.seed
+    return (12.0, 0.2) if spec.overrides else (10.0, 0.1)
+
+
+def test_with_a_limit_nearer_trials_are_not_stopped() -> None:
+    search, _, said = stages.searching(lossy, limit=0.15)
+    assert search.values("lfru") == pytest.approx([1.1, 0.0])
+    trials = stages.Fixed(HOST, PREFETCH)
+    carry_out(search, trials, 2)
+    host, prefetch = trials.told.values()
+    assert (host.stopped, host.values) == (True, pytest.approx([1.2, 0.2]))
+    assert (prefetch.stopped, prefetch.values) == (False, pytest.approx([3.0, 0.06]))
+    assert said == []
+    # The limit holds at its very value.
+    exact, _, _ = stages.searching(lossy, limit=0.1)
+    assert exact.best["S1"].name == "moe-ondemand"
+    below, _, _ = stages.searching(lossy, limit=0.09)
+    assert below.best["S1"].name == "lfru"
+    assert below.within("lfru", "S1")
+    assert not below.within("moe-ondemand", "S1")
+    assert not below.within("unheard", "S1")
+
+
+def test_what_cannot_run_in_a_place_is_refused_with_its_reason() -> None:
+    def says(spec: RunSpec) -> tuple[float, float] | str:
+        if spec.system == "lfru" and spec.setting == "S3":
+            return "no room there" if spec.seed else "no room"
+        return 10.0, 0.0
+
+    search = Search([S1, S3], stages.Runs(says), None, lambda line: None)  # type: ignore[arg-type]
+    assert search.published(SYSTEMS, lambda done, total: None) == {"lfru": "no room"}
+    assert search.within("lfru", "S1")
+    assert not search.within("lfru", "S3")
+    trials = stages.Fixed()
+    space = SimpleNamespace(params=lambda system: {"of": type(system).__name__})
+    search.seeded(SYSTEMS, space, trials)  # type: ignore[arg-type]
+    assert trials.known == {
+        "moe-ondemand": (
+            {"of": "MoEOnDemand"}, {},
+            Told([1.0], runs=["S1-0-10", "S1-1-10", "S3-0-10", "S3-1-10"]),
+        ),
+    }  # fmt: skip
+    search.seeded(SYSTEMS, SimpleNamespace(params=lambda system: None), trials)  # type: ignore[arg-type]
+    assert trials.known == {}
+    with pytest.raises(MoeBenchError, match="S1: no published system can be compared with: no sys"):
+        Search([S1], stages.Runs(says), None, print).published([], print)  # type: ignore[arg-type]
+
+
+def test_the_fastest_within_the_limit_come_first_and_equal_ones_once() -> None:
+    search, _, _ = stages.searching(lossy, limit=0.15)
+    trials = SimpleNamespace(done=lambda: [
+        stages.trial(0, [0.9, 0.1], {"a": "1"}),
+        stages.trial(1, [0.8, 0.2], {"a": "2"}),
+        stages.trial(2, [0.7, 0.1], {"a": "3"}, stopped=True),
+        stages.trial(3, [0.9, 0.1], {"a": "4"}),
+        stages.trial(4, [0.9, 0.05], {"a": "5"}),
+        stages.trial(6, [0.5, 0.15], {"b": "6"}, system="lfru"),
+    ])  # fmt: skip
+    assert search.ranked(trials) == [  # type: ignore[arg-type]
+        Candidate(name="lfru", system="lfru", sets={"b": "6"}),
+        Candidate(name="trial 0", system="moe-ondemand", sets={"a": "1"}, trial=0),
+        Candidate(name="trial 4", system="moe-ondemand", sets={"a": "5"}, trial=4),
+    ]
+    assert [one.published for one in search.ranked(trials)] == [True, False, False]  # type: ignore[arg-type]
+
+
+def test_the_leader_of_a_search_that_goes_on_is_run_again() -> None:
+    """Its runs are in the store; one that cannot run leads nothing."""
+    search, runs, said = stages.searching(ms_of)
+    trials = stages.Fixed({})
+    known = [stages.trial(4, [0.9], PREFETCH)]
+    trials.done = lambda: known  # type: ignore[method-assign]
+    runs.ran.clear()
+    carry_out(search, trials, 1)
+    assert [spec.overrides for spec in runs.ran] == [PREFETCH, PREFETCH, {}]
+    assert trials.told[0] == Told([pytest.approx(1.0)], stopped=True, runs=["S1-0-10"])
+    known[:] = [stages.trial(5, [0.1], {"assign": "balanced"})]
+    again = stages.Fixed(PREFETCH)
+    again.done = trials.done  # type: ignore[method-assign]
+    carry_out(search, again, 1)
+    assert again.told[0].values == [0.9]
+    assert said == ["trial 0: 0.900 of the best published TPOT"]
+
+
+def test_decisions_stay_where_another_objective_would_be_worse() -> None:
+    """A prefetch is slower and nearer to the model; a place changes neither."""
+
+    search, _, _ = stages.searching(lossy, limit=0.15)
+    one = Candidate(name="trial 3", system="moe-ondemand",
+                    sets={**PREFETCH, "place": "last-ids"}, trial=3)  # fmt: skip
+    found = search.simplified(one)
+    assert found == Candidate(name="trial 3, simplified", system="moe-ondemand", sets=PREFETCH,
+                              trial=3)  # fmt: skip
+    other, _, _ = stages.searching(ms_of)
+    cannot = Candidate(name="trial 4", system="moe-ondemand", sets={"assign": "balanced"}, trial=4)
+    assert other.simplified(cannot) is cannot
+
+
+@pytest.mark.parametrize(("held", "batches"), [(99, 5), (3, 3), (2, 2), (1, 1)])
+def test_a_validation_has_as_many_batches_as_there_are(held: int, batches: int) -> None:
+    search, runs, _ = stages.searching(ms_of)
+    runs.problem = lambda spec: "few" if spec.prompts > held else None  # type: ignore[method-assign]
+    runs.ran.clear()
+    search.validated(SYSTEMS, S1, lambda done, total: None, clairvoyant=True)
+    assert [(s.system, s.prompts, s.seed, s.clairvoyant) for s in runs.ran] == [
+        ("lfru", batches, 2, True), ("moe-ondemand", batches, 2, True),
+    ]  # fmt: skip
+
+
+def test_a_candidate_is_possible_where_no_problem_is_known() -> None:
+    search, runs, _ = stages.searching(ms_of)
+    one = Candidate(name="lfru", system="lfru")
+    assert search.possible(one, S1)
+    runs.problem = lambda spec: "no"  # type: ignore[method-assign]
+    assert not search.possible(one, S1)
+    unheard = Candidate(name="x", system="moe-ondemand", sets={"evict": "unheard"})
+    runs.problem = lambda spec: None  # type: ignore[method-assign]
+    assert not search.possible(unheard, S1)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from optuna.exceptions import StorageInternalError
+from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 
-from moebench.harness.search.composition import Space
+from moebench.harness.search.composition import RUNTIME, Space
 from moebench.harness.search.study import SETS, SYSTEM, Told, Trials
 from moebench.substrate.errors import InputError, UsageError
 from moebench.systems.registry import DECISIONS
@@ -203,3 +204,97 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_text("not SQLite at all, but long enough to be read as a page")
     with pytest.raises(InputError, match="no study of Optuna can be kept there"):
         opened(tmp_path / "a.db")
+
+
+class Scripted:
+    """Draws that take what a test says, and note what they chose from."""
+
+    def __init__(self, parent: int, donor: int, decision: str, draw: float) -> None:
+        self._said: list[Any] = [parent, donor, decision]
+        self._draw = draw
+        self.seeds: list[int] = []
+        self.lists: list[list[Any]] = []
+
+    def __call__(self, seed: int) -> "Scripted":
+        self.seeds.append(seed)
+        return self
+
+    def choice(self, of: list[Any]) -> Any:
+        said = self._said.pop(0)
+        self.lists.append(of)
+        return of[said] if isinstance(said, int) else said
+
+    def random(self) -> float:
+        return self._draw
+
+
+def known_systems(count: int) -> dict[str, Any]:
+    """Return systems whose objective is their number: the even ones prefetch, the odd evict so."""
+    from moebench.systems.options import build
+
+    found = {}
+    for n in range(count):
+        sets = {"evict": "score"} if n % 2 else {"prefetch": "next-gate", "prefetch.experts": "3"}
+        params = SPACE.params(build("moe-ondemand", sets))
+        found[f"s{n}"] = (params, sets, Told([float(n)], runs=[]))
+    return dict(reversed(found.items()))
+
+
+@pytest.mark.parametrize(
+    ("count", "decision", "draw", "expected"),
+    [
+        (13, "prefetch", 0.49, {"evict": "score", "prefetch": "next-gate"}),
+        (3, "evict", 0.49, {"evict": "lru", "prefetch": "none"}),
+        (3, "place", 0.5, {"evict": "score", "prefetch": "none", "place": "last-ids"}),
+    ],
+)
+def test_every_other_trial_is_a_good_one_with_a_decision_of_another(
+    count: int, decision: str, draw: float, expected: dict[str, str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The second best, which evicts by score, with a decision of the third, or one drawn anew."""
+    draws = Scripted(1, 2, decision, draw)
+    monkeypatch.setattr("moebench.harness.search.study.Random", draws)
+    with closing(opened(tmp_path / "a.db", seed=9)) as trials:
+        trials.add_systems(known_systems(count))
+        (one,) = trials.round(1, lambda sets: None)
+    assert draws.seeds == [9 * 1_000_003 + count]
+    parents, donors, decisions = draws.lists
+    assert [one.values[0] for one in parents] == list(range(min(5, count)))
+    assert [one.values[0] for one in donors] == list(range(min(10, count)))
+    assert decisions == [*SPACE.by_decision, *RUNTIME]
+    assert {key: one.sets[key] for key in expected} == expected
+    assert one.sets.get("prefetch.experts") == ("3" if expected["prefetch"] != "none" else None)
+    assert one.number == count
+    if draw < 0.5:
+        assert one.sets["place"] == "by-id", "as both have"
+
+
+@pytest.mark.parametrize("systems", [1, 2])
+def test_other_trials_are_left_to_the_sampler(
+    systems: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an even number of trials, and as long as there are no two good ones."""
+    draws = Scripted(0, 1, "evict", 0.1)
+    monkeypatch.setattr("moebench.harness.search.study.Random", draws)
+    with closing(opened(tmp_path / "a.db")) as trials:
+        trials.add_systems(known_systems(systems))
+        assert len(trials.round(1, lambda sets: None)) == 1
+    assert draws.lists == []
+
+
+def test_samplers_follow_from_the_seed_and_the_number_of_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    def sampler(**given: Any) -> TPESampler:
+        made.append(given)
+        return TPESampler(**given)
+
+    monkeypatch.setattr("moebench.harness.search.study.TPESampler", sampler)
+    with closing(opened(tmp_path / "a.db", seed=9000)) as trials:
+        trials.add_systems(known_systems(2))
+        trials.round(1, lambda sets: None)
+    usual = {"n_startup_trials": 10, "multivariate": True, "group": True, "constant_liar": True}
+    assert made == [{"seed": (9000 * 1_000_003 + 2) % 2**32, **usual}]
