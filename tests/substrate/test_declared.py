@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 import moebench
@@ -340,3 +341,115 @@ def test_documents_are_closed_and_those_of_machines_inert() -> None:
             assert {key: found.get(key) for key in {*CLOSED, *INERT}} == {
                 **dict.fromkeys(INERT), **wanted
             }, document  # fmt: skip
+
+
+#: Numbers of papers, makers, file formats and measurements, by module.
+CONSTANTS: dict[str, dict[str, object]] = {
+    "analysis.clairvoyant": {"WINDOW_USES": 12_000},
+    "analysis.components": {"TOLERANCE": 0.15},
+    "analysis.roofline": {"BYTES": 2, "USABLE_DEVICE": 0.86, "USABLE_HOST": 0.8, "FUSED": 1.2},
+    "analysis.roofline_search": {"TIED": 1e-9, "SMALL": 4, "STEP": 32},
+    "analysis.statistics": {
+        "WINDOW": 15, "LOW_SCORE_ALPHAS": (0.1, 0.35, 0.6), "USED_AFTER": (32, 64, 128, 256),
+        "LAGS": (1, 2, 4, 8, 16, 32),
+        "CACHE_SIZES": {"eighth": 1, "quarter": 2, "half": 4, "three_quarters": 6},
+    },
+    "analysis.targets": {"NEAR": 0.15},
+    "engine.decisions": {"NO_EXPERT": -1},
+    "engine.in_flight": {"HISTORY": 10},
+    "engine.micro_batches": {"AHEAD": 2},
+    "machines.accelerator": {"WORKSPACE_BYTES": 1_000_000_000},
+    "machines.compose": {
+        "MOST_CARDS": 16, "MODULES_A_CHANNEL": 2, "LEAST_RAM": 1, "MOST_RAM": 32_768,
+        "DESKTOP_RAM_A_CHANNEL": 32, "SERVER_RAM_A_CHANNEL": 64,
+        "DESKTOP_SHARE": (0.80, 0.63, 0.88), "SERVER_SHARE": (0.62, 0.40, 0.85),
+        "TWO_SOCKETS": 1.5, "SOCKETS_LOWEST": 0.65, "AVX2_WEIGHTS": (2.9, 1.8, 4.0),
+        "AVX512_WEIGHTS": (6.0, 3.0, 9.0),
+    },
+    "machines.costs": {
+        "LARGE_READ_BYTES": 20_000_000, "ACTIVATION_BYTES": 2, "LATENT_READS": 0.09,
+        "NETWORK_VALUE_BYTES": 4, "NETWORK_LAUNCHES": 3, "EXPERT_TENSORS": 3, "FUSED_TENSORS": 2,
+    },
+    "machines.local": {"SWITCH_S": 0.0001, "TRIALS": 5},
+    "machines.parts": {
+        "RATES": {
+            "DDR3": (800, 2666), "DDR4": (1333, 5333), "DDR5": (2000, 10_000),
+            "LPDDR5X": (4800, 10_700), "MRDIMM": (6400, 12_800),
+        },
+        "FLOPS_PER_CYCLE": {
+            "NEON": 32, "AVX2": 32, "AVX-512 256-bit": 32, "AVX-512 512-bit": 64,
+        },
+        "DESKTOP_CHANNELS": 4,
+    },
+    "machines.profile_ranges": {"ASSUMED": 0.2},
+    "machines.records": {
+        "READS_IN_FLIGHT": 4, "LEAST_READ_BYTES": 262_144, "LEAST_SLEEP_S": 5e-5,
+    },
+    "machines.timeline": {"COSTS_KEPT": 64},
+    "memory.capacity": {"STREAM_BUFFERS": 2},
+    "memory.host": {"READ_BUFFERS": 2},
+    "models.bits": {
+        "HOST_RATES": {"iq1": 0.5, "iq2": 0.5, "iq3": 0.5, "mxfp4": 0.65, "nvfp4": 0.65},
+    },
+    "models.catalogue": {"SIZE_DIFFERENCE": 0.1},
+    "models.dummy": {"MOST_VALUES": 2**30},
+    "models.expert_store": {"ALIGNMENT": 4096, "CHECKSUM_DIGITS": 16},
+    "models.gguf_header": {
+        "MOST_VALUES": 10_000, "MOST_PARTS": 10_000, "MOST_TENSORS": 200_000,
+        "MOST_STRINGS": 4_000_000, "MOST_DIMS": 4, "LONGEST_DIM": 2**40, "MOST_WEIGHTS": 2**50,
+        "KEPT_ARRAY": 10_000, "KEPT_TEXT": 65_535,
+    },
+    "models.gguf_shape": {
+        "_SOFTMAX": 1, "_SIGMOID": 2, "_CHOSEN_SOFTMAX": 3, "_CHUNK": 8192,
+        "_PATTERNS": {"gpt-oss": 2, "llama4": 4, "gemma4": 6},
+    },
+    "models.mixers": {"MOST_WIDTH": 10**9, "MOST_PARAMS": 10**13},
+    "models.names": {"_UNIT": {"b": 1.0, "t": 1000.0}},
+    "models.packed": {
+        "_VALUES": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), "SCALE_BIAS": 127,
+    },
+    "models.quantised": {
+        "ROWS": 16, "INPUTS": 32, "LEAST_SCALE": 1e-30, "LEAST_FP16": 2**-24,
+        "LEAST_SHARE": 1 / 120,
+    },
+    "models.shape": {
+        "BITS_PER_WEIGHT": {
+            "fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4 + 20 / 128, "2bit": 3 + 32 / 2048,
+            "4bit-g64": 4 + 32 / 64,
+        },
+        "GROUPS": (128, 64, 32), "ROW_BITS": {"int8": 8, "row-int4": 4, "row-int2": 2},
+        "SCALE_BYTES": 2, "LINEAR_TENSORS": 8, "INDEXER_TENSORS": 5, "MOST": 10**9,
+        "MOST_LAYERS": 10_000, "LATENT_KERNELS": 28 / 18, "LINEAR_KERNELS": 40 / 18,
+    },
+    "traces.checks": {
+        "MOST": 2**31 - 1,
+        "_RANGES": {
+            "sequence": (0, 2**31 - 1), "position": (0, 2**31 - 1), "phase": (0, 1),
+            "chosen": (-1, 2**31 - 1),
+        },
+    },
+    "traces.file": {"VERSION": 2, "MOST_EXPERTS": 65_536, "MOST_LAYERS": 10_000},
+    "traces.fit": {
+        "TEXTS": 16, "EXPERTS": 256, "CACHED": 4, "CACHES": 3, "STEPS": 120, "CENTRE": 0.01,
+        "START": (0.3, 0.3, 0.6, 0.4, 0.9),
+    },
+    "traces.law": {
+        "FADING": 0.4, "COMMON": 0.3, "PREFILL": 0.88, "SPREAD": 1.1, "LAW": (0.385, 0.527),
+        "ENDS": ((0.109, 0.275), (0.497, 0.683)),
+    },
+    "traces.published": {"MISSING": 255},
+    "traces.recipes": {"RECALL": 0.84},
+    "traces.record": {"AHEAD": {"gate": 3, "normed": 1, "layer": 1}},
+    "traces.recordings": {"PROMPT_TOKENS": 64},
+    "traces.scores": {
+        "SPREADS": {"mixtral": 1.6, "deepseek": 1.25, "gpt-oss": 0.8, "qwen3": 1.0, "gemma": 1.15},
+        "DEFAULT_SPREAD": 1.1, "BUCKETS": (2, 4, 8, 16),
+    },
+    "traces.synthesis": {"PROMPT": 128, "NEW_TOKENS": 129},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_numbers_of_papers_makers_and_formats(name: str) -> None:
+    module = import_module(f"moebench.substrate.{name}")
+    assert {key: getattr(module, key) for key in CONSTANTS[name]} == CONSTANTS[name]

@@ -5,6 +5,7 @@ changes what a system does, and often no other test.
 """
 
 import dataclasses
+from importlib import import_module
 
 import pytest
 
@@ -729,3 +730,51 @@ OWN = {
 def test_options_of_systems_have_their_limits_and_searched_ranges(variant: str) -> None:
     for name in VARIANTS[variant]:
         assert allowed_values(system_class(name, variant)) == {**EVERY, **OWN.get(name, {})}, name
+
+
+#: Numbers of papers and engines that no option has, by module.
+CONSTANTS: dict[str, dict[str, object]] = {
+    "adapmoe": {"THRESHOLD": 0.005, "DROPPED": 0.25},
+    "dali": {"LEAST_SCORE": 2**-24},
+    "daop": {"THRESHOLD": 1.05, "PAPERS_FIRST": 5},
+    "description": {"NOTED": ("mixtral-8x7b", 64)},
+    "edgemoe": {"FULL": 0, "INT8": 1, "INT4": 2, "INT2": 3},
+    "flexgen": {"TOLERANCE": 1e-5, "BUFFERS": 2, "NO_LIMIT": 1e18, "HEAD": -1},
+    "freetoken": {"Q16": 65_536, "HYBRID_ABOVE": 2.0},
+    "hobbit": {"T1": 0.6, "T2": 0.9, "HIGH": 0, "LOW": 1, "SKIP": 2},
+    "hybrimoe_shipped": {"SMOOTHING": 0.5},
+    "kt_kernel": {"SEED": 42},
+    "learn.eviction_network": {
+        "LEARNING_RATE": 1e-3, "WEIGHT_DECAY": 1e-2, "PATIENCE": 3, "TOGETHER": 4,
+    },
+    "learn.expert_mlp": {
+        "LAYERS": 7, "LAST_HIDDEN": 64, "LEARNING_RATE": 3e-3, "BATCH": 512, "PATIENCE": 3,
+        "HELD_OUT": 0.1,
+    },
+    "learn.hash_function": {
+        "LEARNING_RATE": 1e-3, "PATIENCE": 5, "CROSS_ENTROPY": 0.005, "TEACHERS_TOP": 30,
+        "VALIDATION": 0.1, "BATCH": 8, "LSTM_LAYERS": 2,
+    },
+    "learn.map_store": {"SAME": 1e-6},
+    "learn.stacked": {"VALIDATION": 0.1, "BATCH": 256},
+    "learn.state_mlp": {"LEARNING_RATE": 1e-3, "PATIENCE": 3},
+    "llamacpp_capped_lru": {"MOST_TOKENS": 4},
+    "llamacpp_moe_cache": {
+        "MIB": 2**20, "MOST_TOKENS": 8, "MOST_ROWS": 64, "OVERLAP_BYTES": 8 * 2**20,
+        "LEAST_BYTES": {"auto": 2**19, "on": 2**20},
+    },
+    "llamacpp_place": {"MIB": 2**20, "LEAST_CONTEXT": 4096, "ALIGNED_CONTEXT": 256},
+    "moe_lightning": {"BUFFERS": 2, "SMALL_BATCH": 8},
+    "policies.evict_engines": {"LATEST": 0.25},
+    "policies.latency": {"SAME_NS": 1000},
+    "policies.split": {"EVEN": 1e-9},
+    "qvac_lru": {"GUARD": 1},
+    "sida": {"PAPER_WIDTH": 256},
+    "smoe_shipped": {"LAST_LAYER": 27},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_numbers_of_papers_and_engines(name: str) -> None:
+    module = import_module(f"moebench.systems.{name}")
+    assert {key: getattr(module, key) for key in CONSTANTS[name]} == CONSTANTS[name]
