@@ -168,7 +168,10 @@ def test_files_are_written_in_one_step(tmp_path: Path, monkeypatch: pytest.Monke
     write_text(file, "ä\ud800")
     assert file.read_bytes() == "ä\\ud800".encode()
     assert file.stat().st_mode & 0o777 == 0o644
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda number: sizes.append(os.fstat(number).st_size))
     write_bytes(file, b"other")
+    assert sizes == [5]  # all of it is on the disk before the file has its name
     assert (file.read_bytes(), os.listdir(file.parent)) == (b"other", ["a.txt"])
 
     def full(*args: object) -> None:
