@@ -52,6 +52,29 @@ def test_names() -> None:
     assert all(workload(name).name == name for name in NAMES)
 
 
+def test_sources_and_further_fields_of_workloads() -> None:
+    """Each reads the data of its name, or generates it; the exceptions are these."""
+    plain = Workload(
+        name="x", title="x", category="exam", source="generated", metric="choice", max_new_tokens=1
+    )
+    four = tuple(f"gaokao_{subject}" for subject in ("math_i", "math_ii", "history", "biology"))
+    sources = {"gaokao": four, "truthfulqa_gen": ("truthfulqa",), "text": ("corpus",),
+               "c4": ("corpus",)}  # fmt: skip
+    generated = {"arithmetic", "equations", "facts", "inflection", "passages"}
+    untrained = {"gaokao", *four, "wic", "truthfulqa", "truthfulqa_gen", "hellaswag", "mt_bench",
+                 "c4"}  # fmt: skip
+    assert plain.template == "Question: {prompt}\nAnswer:"
+    assert (plain.stop, plain.few_shot, plain.chance) == (("\nQuestion:",), 0, None)
+    for name in NAMES:
+        found = workload(name)
+        source = "generated" if name in generated else sources.get(name, (name,))
+        template = "{prompt}" if name in ("text", "c4") else plain.template
+        assert (found.source, found.template) == (source, template)
+        assert found.train_split_available == (name not in untrained)
+        assert (found.few_shot, found.stop) == (0, plain.stop)
+        assert found.chance == (25.0 if name == "facts" else None)
+
+
 @pytest.mark.parametrize(("name", "paper"), STATED)
 def test_few_shot_counts_as_the_papers_state_them(name: str, paper: str) -> None:
     assert few_shot_of(workload(name), paper) == STATED[name, paper]

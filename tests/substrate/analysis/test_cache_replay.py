@@ -7,15 +7,22 @@ from hypothesis import strategies as st
 
 from moebench.substrate.analysis.bound import belady_misses
 from moebench.substrate.analysis.cache_replay import (
+    COUNTINGS,
     Replayed,
+    hit_rate,
     replay,
     requests,
+    scope_of,
     token_steps,
     topology,
 )
+from moebench.substrate.analysis.statistics import hit_rates
+from moebench.substrate.engine.decisions import Prompts
 from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.passes import TracedModel, pass_steps
 from moebench.systems.options import build
+from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.registry import make
 from tests.substrate.engine.fakes import random_trace, rig, small_shape
 from tests.substrate.engine.own import Grows
@@ -135,6 +142,135 @@ def test_no_policy_has_fewer_misses_than_belady(seed, slots, name):
     assert misses[0] >= misses[1]
     # The bound's first misses are free, as if it started with the best content.
     assert max(0, misses[1] - slots) >= belady_misses([ids for _, ids in steps], slots)
+
+
+# ---------------------------------------------------------------- hit rates by definition
+
+
+def lru_replay(steps, size, pool_of):
+    """Return which requests of each step hit, by lists of residents from the oldest to the newest.
+
+    ``pool_of`` names the pool of ``size`` slots that a layer's experts share.
+    """
+    pools, found = {}, []
+    for layer, experts in steps:
+        pool, keys = pools.setdefault(pool_of(layer), []), [(layer, e) for e in experts]
+        hits = [key for key in keys if key in pool]
+        found.append([key in pool for key in keys])
+        pool[:] = [key for key in pool if key not in hits] + hits
+        for key in keys:
+            if key not in hits:
+                if len(pool) == size:
+                    pool.remove(next((one for one in pool if one not in keys), pool[0]))
+                pool.append(key)
+    return found
+
+
+@st.composite
+def recorded(draw):
+    """Return sequences of two layers of six experts, some of them without prompt or decode."""
+    top_k, seed = draw(st.integers(1, 3)), draw(st.integers(0, 10**6))
+    lengths = draw(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=3)
+    )
+    draws = np.random.default_rng(seed)
+    return [
+        RoutedSequence(
+            np.array([[draws.permutation(6)[:top_k] for _ in range(2)] for _ in range(sum(n))])
+            .reshape(sum(n), 2, top_k),
+            n[0],
+        )
+        for n in lengths
+    ]  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(recorded(), st.integers(1, 5), st.sampled_from(["layer", "global", None]))
+def test_hit_rates_are_those_of_their_definitions(sequences, slots, scope):
+    top_k = sequences[0].ids_TLK.shape[2]
+    shape = topology(2, 6, top_k)
+
+    def rate(counting, policy="lru"):
+        return hit_rate(lambda: make("evict", policy), sequences, shape, slots, counting, scope)
+
+    size = slots if scope == "layer" else 2 * slots
+    pool_of = (lambda layer: layer) if scope == "layer" else (lambda layer: 0)
+    decoded = [s.ids_TLK[s.prefill :] for s in sequences]
+    if sum(s.ids_TLK.size for s in sequences):
+        alone = [(layer, (int(e),)) for s in sequences for token in s.ids_TLK
+                 for layer, experts in enumerate(token) for e in sorted(experts)]  # fmt: skip
+        assert rate("requests") == pytest.approx(np.mean(lru_replay(alone, size, pool_of)))
+    if not any(map(len, decoded)):
+        for counting in {"steps", "statistics"} - ({"statistics"} if scope == "global" else set()):
+            with pytest.raises(UsageError, match=f"count {counting}: the trace decodes no token"):
+                rate(counting)
+        return
+    if size >= top_k:
+        steps, counted = [], []
+        for s in sequences:
+            prompt = [(layer, sorted({*s.ids_TLK[: s.prefill, layer].ravel().tolist()}))
+                      for layer in range(2) if s.prefill]  # fmt: skip
+            tokens = [(layer, sorted(experts.tolist())) for token in s.ids_TLK[s.prefill :]
+                      for layer, experts in enumerate(token)]  # fmt: skip
+            steps += prompt + tokens
+            counted += [False] * len(prompt) + [True] * len(tokens)
+        hits = lru_replay(steps, size, pool_of)
+        wanted = [hit for step, known in zip(hits, counted, strict=True) if known for hit in step]
+        assert rate("steps") == pytest.approx(np.mean(wanted))
+    if scope == "global":
+        with pytest.raises(UsageError, match="--count statistics: has a cache a layer"):
+            rate("statistics")
+        return
+    for policy in ("lru", "belady"):
+        by_statistics = hit_rates(sequences, [slots])[policy][0]
+        assert rate("statistics", policy) == pytest.approx(by_statistics)
+
+
+def test_each_definition_has_its_scope():
+    assert {counting: scope_of(counting) for counting in COUNTINGS} == {
+        "steps": "global", "requests": "global", "statistics": "layer",
+    }  # fmt: skip
+
+
+class Watched(LeastRecentlyUsed):
+    """Writes down what a replay tells it."""
+
+    told = ()
+
+
+def watch(name):
+    def hook(self, *given):
+        self.told = (*self.told, (name, *given))
+        return getattr(LeastRecentlyUsed, name)(self, *given)
+
+    return hook
+
+
+for hook in ("placed", "begin_sequences", "used", "arrived", "left", "end_sequences"):
+    setattr(Watched, hook, watch(hook))
+
+
+def test_a_policy_is_told_what_it_is_told_in_a_run():
+    policy = Watched()
+    sequences = [[(0, (1, 0))], [(0, (2, 3)), (1, (1,))]]
+    done = replay(policy, sequences, topology(2, 4, 2), 6, placed=[(0, 1), (1, 3)])
+    # Three slots a layer: 3 takes the place of 1, as 0 came after it.
+    begin, end = ("begin_sequences", Prompts(())), ("end_sequences",)
+    assert policy.told == (
+        ("placed", 1), ("arrived", 1), ("placed", 7), ("arrived", 7),
+        begin, ("used", 0, (1, 0)), ("arrived", 0), end,
+        begin, ("used", 0, (2, 3)), ("arrived", 2), ("left", 1), ("arrived", 3),
+        ("used", 1, (1,)), ("arrived", 5), end,
+    )  # fmt: skip
+    assert done == Replayed([4, 1], [1, 0], [(1, 1, 3)])
+    assert done.hit_rate == 1 / 5
+
+
+def test_a_shape_of_routing_alone_has_its_numbers():
+    shape = topology(5, 7, 3)
+    assert (shape.num_layers, shape.num_experts, shape.top_k) == (5, 7, 3)
+    assert len(shape.moe_layers) == 5
+    assert shape.expert_params == 3
 
 
 # ---------------------------------------------------------------- what cannot be

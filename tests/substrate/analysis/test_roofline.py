@@ -155,6 +155,80 @@ def test_memory_by_hand() -> None:
     assert host_need(TINY, SHORT, without) == Need(200 + 320 + 48, -200)
 
 
+few = st.integers(1, 9)
+shares = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+any_sizes = st.builds(
+    Sizes, **dict.fromkeys(Sizes.__dataclass_fields__, few)
+)  # fmt: skip
+any_roofs = st.builds(Roofs, **{name: st.sampled_from([2, 3, 7, 20, 90]) for name in
+                                Roofs.__dataclass_fields__})  # fmt: skip
+any_policy = st.builds(
+    lambda mu, q, **more: Policy(batch=mu * q, micro_batch=mu, **more), few, few,
+    attention_on_device=st.booleans(), experts_on_device=st.booleans(), resident=shares,
+    cached=shares,
+)  # fmt: skip
+
+
+@given(any_sizes, any_roofs, st.builds(Texts, prompt=few, new=few), any_policy)
+def test_times_and_memory_are_the_papers_sums(
+    z: Sizes, roofs: Roofs, texts: Texts, policy: Policy
+) -> None:
+    """Bytes and FLOPs of each lane, written out; rates differ, so none stands for another."""
+    n, mu, s, t = policy.batch, policy.micro_batch, texts.prompt, texts.new
+    q, off = n / mu, 1 - policy.resident
+    core_bytes = 4 * n * z.query_width + n * (s + t) * z.kv_bytes
+    core_flops = 2 * n * (s + t) * z.query_width + 2 * n * (s + t) * z.heads
+    each = z.expert_bytes / z.experts
+    routed = n * z.top_k * each  # 2 FLOPs for each weight of 2 bytes
+    device = [
+        q * (z.expert_bytes + z.shared_bytes) + 2 * n * (z.hidden + z.width),
+        routed + n * z.shared_bytes,
+    ]
+    up = host = attention = 0.0
+    if policy.attention_on_device:
+        attention = max(core_bytes / roofs.gpu_bandwidth, core_flops / roofs.gpu_flops)
+        up = n * z.kv_bytes * (s + t / 2) * (1 - policy.cached) / roofs.link_bandwidth
+    else:
+        host = max(core_bytes / roofs.host_bandwidth, core_flops / roofs.host_flops)
+    if policy.experts_on_device:
+        up += off * z.expert_bytes / roofs.link_bandwidth
+    else:
+        there = off * (z.expert_bytes + 2 * n * (z.hidden + z.width)), off * routed
+        host += max(there[0] / roofs.host_bandwidth, there[1] / roofs.host_flops)
+        device = [device[0] - q * off * z.expert_bytes, device[1] - there[1]]
+    ffn = max(device[0] / roofs.gpu_bandwidth, device[1] / roofs.gpu_flops)
+    time = layer_time(z, roofs, texts, policy)
+    assert time == pytest.approx((up, host, attention, ffn))
+    assert time.total == pytest.approx(max(up, host, attention + ffn))
+    cache = (s + t) * z.kv_bytes * n * z.layers
+    states = 4 * z.hidden * mu * s + 2 * z.hidden * n * s
+    states += 2 * s * z.kv_bytes * mu * (1 - policy.cached)
+    buffers = 2 * z.expert_bytes if policy.experts_on_device else 0
+    kernel = 2.4 * mu * z.top_k * s * (z.hidden + 3 * z.width)
+    fixed = z.resident_bytes + cache * policy.cached + max(4 * z.hidden * n, states) + buffers
+    experts = z.expert_bytes * z.moe_layers
+    assert device_need(z, texts, policy) == pytest.approx((fixed + kernel, experts - buffers))
+    away = experts + buffers
+    on_host = away + cache * (1 - policy.cached) + 2 * z.hidden * n * s
+    assert host_need(z, texts, policy) == pytest.approx((on_host, -away))
+    assert attention_intensity(z) == pytest.approx(2 * (z.query_width + z.heads) / z.kv_bytes)
+    assert ffn_intensity(z, n) == pytest.approx(n * z.top_k / z.experts)
+    assert requests_at(z, ffn_intensity(z, n)) == pytest.approx(n)
+
+
+@given(any_roofs, few, few)
+def test_roofs_limit_what_is_attainable(roofs: Roofs, on_device: int, over_link: int) -> None:
+    own = min(roofs.gpu_flops, roofs.gpu_bandwidth * on_device)
+    assert attainable(roofs, on_device, over_link) == min(own, roofs.link_bandwidth * over_link)
+    assert host_attainable(roofs, over_link) == min(
+        roofs.host_flops, roofs.host_bandwidth * over_link
+    )
+    assert second_turning_point(roofs, on_device) == own / roofs.link_bandwidth
+    pays = roofs.link_bandwidth >= roofs.host_bandwidth
+    wanted = 0 if pays else roofs.host_flops / roofs.link_bandwidth
+    assert first_turning_point(roofs) == wanted
+
+
 @pytest.mark.parametrize(
     ("need", "limit", "expected"),
     [
@@ -273,3 +347,68 @@ def test_other_kinds_of_attention_are_refused(model: str) -> None:
 def test_a_machine_with_one_memory_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--machine strix-halo: .* share one memory"):
         roofs_of(load_profile("strix-halo"))
+
+
+def test_roofs_are_a_machines_memories_and_peaks() -> None:
+    profile = load_profile("rtx4090")
+    roofs = roofs_of(profile)
+    assert roofs == Roofs(
+        gpu_bytes=profile.gpu.memory.bytes, host_bytes=profile.host.memory.bytes,
+        gpu_bandwidth=profile.gpu.bandwidth.bytes_per_s,
+        host_bandwidth=profile.host.gemv_bandwidth.bytes_per_s,
+        link_bandwidth=profile.link.pinned_h2d.bytes_per_s,
+        gpu_flops=profile.gpu.tensor_bf16.flops_per_s,
+        host_flops=profile.host.peak_fp32.flops_per_s,
+    )  # fmt: skip
+    assert len({*vars_of(roofs).values()}) == 7  # none could stand for another
+    case = Case(MIXTRAL, roofs, TEXTS)
+    assert (case.device_limit, case.host_limit) == pytest.approx(
+        (0.86 * roofs.gpu_bytes, 0.8 * roofs.host_bytes)
+    )
+
+
+def test_sizes_name_each_number_of_a_shape() -> None:
+    model = shape(6, 2, 5, dense_layers=(0, 3), dense_width=7, shared_width=3)
+    assert vars_of(sizes_of(model, "by-hand")) == {
+        "layers": 5, "moe_layers": 3, "hidden": 8, "width": model.expert_width, "experts": 6,
+        "top_k": 2, "heads": model.num_heads, "query_width": model.num_heads * model.head_dim,
+        "kv_bytes": 2 * 2 * model.num_kv_heads * model.head_dim,
+        "expert_bytes": 2 * 6 * 3 * 8 * model.expert_width, "shared_bytes": 2 * 3 * 8 * 3,
+        "resident_bytes": 2 * (5 * model.layer_attention_params(0) + 2 * 3 * 8 * 7 + 3 * 3 * 8 * 3),
+    }  # fmt: skip
+
+
+@given(machines, texts, few, few, st.booleans(), st.booleans())
+def test_the_best_share_lets_the_link_take_no_longer_than_the_others(
+    roofs: Roofs, lengths: Texts, mu: int, q: int, attention: bool, experts: bool
+) -> None:
+    case = Case(MIXTRAL, roofs, lengths)
+    policy = Policy(
+        batch=mu * q, micro_batch=mu, attention_on_device=attention, experts_on_device=experts
+    )
+    low, high = case.shares(policy)
+    best = case.with_best_share(policy)
+    assert (best is None) == (low > high) == (not case.fits(policy))
+    if best is None:
+        return
+    if attention or not experts:
+        wanted = high
+    else:
+        busy = max(best.time.host, best.time.device)
+        wanted = min(max(1 - busy * roofs.link_bandwidth / MIXTRAL.expert_bytes, low), high)
+    assert best.policy == replace(policy, resident=pytest.approx(wanted))
+    assert best.time == layer_time(MIXTRAL, roofs, lengths, best.policy)
+    assert best.tokens_per_s == throughput(MIXTRAL, lengths, mu * q, best.time.total)
+
+
+@given(machines, texts, few)
+def test_the_most_micro_batches_are_found_one_by_one(roofs: Roofs, lengths: Texts, mu: int) -> None:
+    case, q = Case(MIXTRAL, replace(roofs, host_bytes=1.3e11), lengths), 0
+    while q < 40 and case.fits(Policy(batch=(q + 1) * mu, micro_batch=mu)):
+        q += 1
+    found = case.most(Policy(batch=mu, micro_batch=mu))
+    assert found == q or q == 40 < found
+
+
+def vars_of(one: Roofs | Sizes) -> dict[str, float]:
+    return {name: getattr(one, name) for name in one.__dataclass_fields__}

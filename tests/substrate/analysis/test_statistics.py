@@ -1,10 +1,12 @@
 """Routing statistics on hand-computed examples, and properties for any routing."""
 
 import random
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.substrate.analysis.gate_scores import low_scores, score_skew, weight_by_rank
@@ -367,3 +369,223 @@ def test_hits_of_an_independent_cache_library() -> None:
 def test_a_text_without_decoded_tokens_is_left_out_of_the_similarity() -> None:
     decoded, not_decoded = one_layer((0,), (0,), prefill=1), one_layer((0,), (1,), prefill=2)
     assert prefill_decode_similarity([decoded, not_decoded], 2) == 1
+
+
+# ----------------------------------------------------------------------------- one by one
+
+
+def cosine(these: list[float], those: list[float]) -> float:
+    dot = sum(a * b for a, b in zip(these, those, strict=True))
+    return dot / (sum(a * a for a in these) * sum(b * b for b in those)) ** 0.5
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else NAN
+
+
+def use(tokens: list[list[list[int]]], layer: int, experts: int) -> list[float]:
+    """Return the share of tokens that chose each expert of a layer."""
+    return [sum(e in token[layer] for token in tokens) / len(tokens) for e in range(experts)]
+
+
+def best(scores: list[float], k: int) -> list[int]:
+    return sorted(range(len(scores)), key=lambda e: (-scores[e], e))[:k]
+
+
+Case = tuple[list[RoutedSequence], int]
+Text = list[list[list[int]]]
+
+
+def read(sequences: list[RoutedSequence]) -> tuple[list[Text], list[Text], int, int]:
+    """Return all tokens of each text, the decoded ones, the number of layers, and the top-k."""
+    texts = [s.ids_TLK.tolist() for s in sequences]
+    decoded = [text[s.prefill :] for text, s in zip(texts, sequences, strict=True)]
+    return texts, decoded, len(texts[0][0]), len(texts[0][0][0])
+
+
+few = settings(max_examples=40, deadline=None)
+
+
+@few
+@given(routings())
+def test_choices_are_counted_one_by_one(case: Case) -> None:
+    sequences, experts = case
+    texts, _, layers, _ = read(sequences)
+    choices = [[e for text in texts for token in text for e in token[layer]]
+               for layer in range(layers)]  # fmt: skip
+    shares = [[chosen.count(e) / len(chosen) for e in range(experts)] for chosen in choices]
+    np.testing.assert_allclose(popularity(sequences, experts), shares)
+    after = np.zeros((max(layers - 1, 0), experts, experts))
+    for text in texts:
+        for token in text:
+            for layer in range(layers - 1):
+                for one in token[layer]:
+                    for other in token[layer + 1]:
+                        after[layer, one, other] += 1
+    totals = after.sum(2, keepdims=True)
+    np.testing.assert_allclose(
+        affinity(sequences, experts), np.divide(after, totals, where=totals > 0, out=after * 0)
+    )
+
+
+@few
+@given(routings())
+def test_decoded_tokens_are_compared_one_by_one(case: Case) -> None:
+    sequences, experts = case
+    texts, decoded, layers, k = read(sequences)
+    for lag in (1, 2):
+        overlap = [
+            mean([len({*new[layer]} & {*old[layer]}) / k for text in decoded
+                  for new, old in zip(text[lag:], text, strict=False)])
+            for layer in range(layers)
+        ]  # fmt: skip
+        np.testing.assert_allclose(lag_overlap(sequences, lag), overlap)
+    similar = [
+        mean([cosine(use(text[: s.prefill], layer, experts), use(text[s.prefill :], layer, experts))
+              for layer in range(layers)])
+        for text, s in zip(texts, sequences, strict=True) if len(text) > s.prefill
+    ]  # fmt: skip
+    np.testing.assert_allclose(prefill_decode_similarity(sequences, experts), mean(similar))
+    windows = []
+    for text in decoded:
+        parts = [text[at : at + 2] for at in range(0, len(text) - 1, 2)]
+        pairs = list(pairwise(parts))
+        if pairs:
+            windows.append(mean([cosine(use(one, layer, experts), use(other, layer, experts))
+                                 for one, other in pairs for layer in range(layers)]))  # fmt: skip
+    np.testing.assert_allclose(window_similarity(sequences, experts, window=2), mean(windows))
+
+
+@few
+@given(routings(), st.booleans())
+def test_reuse_is_counted_one_by_one(case: Case, scored: bool) -> None:
+    sequences, experts = case
+    _, decoded, layers, k = read(sequences)
+    given_ = sequences if scored else [RoutedSequence(s.ids_TLK, s.prefill) for s in sequences]
+    reused: list[list[bool]] = []
+    for s, text in zip(sequences, decoded, strict=True):
+        for at in range(len(text) - 2):
+            for layer in range(layers):
+                soon = {*text[at + 1][layer], *text[at + 2][layer]}
+                ranked = text[at][layer]
+                if scored:
+                    row = s.scores_TLE[s.prefill + at][layer].tolist()  # type: ignore[index]
+                    ranked = ranked + [e for e in best(row, experts) if e not in ranked]
+                reused.append([e in soon for e in ranked])
+    wanted = np.mean(reused, axis=0) if reused else np.full(experts if scored else k, NAN)
+    np.testing.assert_allclose(reuse_by_rank(given_, experts, ahead=2), wanted)
+
+
+@few
+@given(routings())
+def test_predictions_and_scores_are_compared_one_by_one(case: Case) -> None:
+    sequences, _ = case
+    texts, _, layers, k = read(sequences)
+    right: list[list[float]] = [[] for _ in range(layers)]
+    for s, text in zip(sequences, texts, strict=True):
+        for token, guess in zip(text, s.predicted_TLE["gate"].tolist(), strict=True):
+            for layer in range(1, layers):
+                right[layer].append(len({*token[layer]} & {*best(guess[layer - 1], k)}) / k)
+    np.testing.assert_allclose(prediction_by_layer(sequences, "gate"), list(map(mean, right)))
+    gate = [sorted(row, reverse=True) for s in sequences for token in s.scores_TLE[s.prefill :]
+            for row in token.tolist()]  # type: ignore[index]  # fmt: skip
+    by_rank = np.mean(gate, axis=0)
+    np.testing.assert_allclose(score_skew(sequences), by_rank / by_rank[0])
+
+
+def lru_by_list(steps: list[list[int]], capacity: int) -> int:
+    content: list[int] = []
+    hits = 0
+    for key in (key for step in steps for key in sorted(step)):
+        hits += key in content
+        content = [*(one for one in content if one != key), key][-capacity:]
+    return hits
+
+
+@few
+@given(routings())
+def test_hit_rates_and_recall_are_those_counted_one_by_one(
+    case: tuple[list[RoutedSequence], int],
+) -> None:
+    sequences, experts = case
+    caches = [
+        [token[layer] for token in s.ids_TLK[s.prefill :].tolist()]
+        for s in sequences for layer in range(s.ids_TLK.shape[1])
+    ]  # fmt: skip
+    asked = sum(len(step) for steps in caches for step in steps)
+    found = hit_rates(sequences, [1, 3])["lru"]
+    for size, rate in zip((1, 3), found, strict=True):
+        missed = [
+            max(0, sum(map(len, steps)) - lru_by_list(steps, size) - size) for steps in caches
+        ]
+        assert rate == pytest.approx(1 - sum(missed) / asked)
+    layers, k = sequences[0].ids_TLK.shape[1:]
+    by_affinity, by_popularity = recall_from_history(sequences, experts)
+    if layers < 2 or len(sequences) < 2:
+        assert np.isnan([by_affinity, by_popularity]).all()
+        return
+    known = affinity(sequences[::2], experts), popularity(sequences[::2], experts)
+    named, popular = [], []
+    for s in sequences[1::2]:
+        for token in s.ids_TLK.tolist():
+            for layer in range(1, layers):
+                likely = sum(known[0][layer - 1][e] for e in token[layer - 1])
+                named.append(len({*best(likely.tolist(), k)} & {*token[layer]}) / k)
+                popular.append(len({*best(known[1][layer].tolist(), k)} & {*token[layer]}) / k)
+    assert (by_affinity, by_popularity) == pytest.approx((mean(named), mean(popular)))
+
+
+def test_a_summary_names_each_statistic() -> None:
+    """Two texts of 40 tokens, of which 10 are the prompt, and 16 experts: each value is stated."""
+    draws = np.random.default_rng(5)
+    sequences = []
+    for _ in range(2):
+        scores = draws.dirichlet(np.ones(16), size=(40, 3))
+        ids = np.argsort(-scores, axis=2)[:, :, :2]
+        guess = draws.dirichlet(np.ones(16), size=(40, 3))
+        sequences.append(RoutedSequence(ids, 10, scores, {"normed": guess, "gate": scores}))
+    found = summary(sequences, 16)
+    spread = concentration(popularity(sequences, 16))
+    low_share, low_weight = low_scores(sequences, (0.1, 0.35, 0.6))
+    made = {kind: prediction_by_layer(sequences, kind) for kind in ("gate", "normed")}
+    recalls = recall_from_history(sequences, 16)
+    sizes = {"eighth": 2, "quarter": 4, "half": 8, "three_quarters": 12}
+    rates = hit_rates(sequences, [*sizes.values()])
+    lags = {lag: lag_overlap(sequences, lag) for lag in (1, 2, 4, 8, 16, 32)}
+    assert found == {
+        "tokens": {"prefill": 20, "decode": 60},
+        "score_skew": rounded(score_skew(sequences)[:4]),
+        "weight_by_rank": {str(n): rounded(w) for n, w in
+                           zip((1, 2), weight_by_rank(sequences), strict=True)},
+        "low_score_experts": rounded(low_share), "low_score_weight": rounded(low_weight),
+        "reuse_by_rank": rounded(reuse_by_rank(sequences, 16, ahead=3)[:4]),
+        "prefill_decode_similarity": rounded(prefill_decode_similarity(sequences, 16)),
+        "window_similarity": rounded(window_similarity(sequences, 16, window=15)),
+        "prediction": {kind: rounded(np.nanmean(by_layer)) for kind, by_layer in made.items()},
+        "prediction_by_layer": {kind: rounded(by_layer) for kind, by_layer in made.items()},
+        "popularity": {name: rounded(by_layer.mean()) for name, by_layer in spread.items()},
+        "popularity_within": {name: rounded(value) for name, value in
+                              concentration_within(sequences, 16).items()},
+        "sequence_similarity": rounded(sequence_similarity(sequences, 16)),
+        "used": {"32": rounded(used_share(sequences, 16, 32)), "64": None, "128": None,
+                 "256": None},
+        "least_used_expert": rounded(spread["min_over_mean"].min()),
+        "recall_from_affinity": rounded(recalls[0]), "recall_from_popularity": rounded(recalls[1]),
+        "random_overlap": 0.125,
+        "lag_overlap": {str(lag): rounded(by_layer.mean()) for lag, by_layer in lags.items()},
+        "lag_overlap_by_layer": rounded(lags[1]),
+        "hit_rates": {size: {name: rounded(rate[n]) for name, rate in rates.items()}
+                      for n, size in enumerate(sizes)},
+    }  # fmt: skip
+    assert found["lag_overlap"]["32"] is None
+    tiny = summary([one_layer((0,), (1,), (0,), prefill=1)], 3)
+    assert [*tiny["hit_rates"].values()][:3] == [
+        {name: rounded(rate[0]) for name, rate in
+         hit_rates([one_layer((0,), (1,), (0,), prefill=1)], [1]).items()}
+    ] * 3  # fmt: skip
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [rounded(one) for one in value.tolist()]
+    return None if np.isnan(value) else round(float(value), 4)

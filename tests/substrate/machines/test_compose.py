@@ -166,6 +166,181 @@ def test_the_size_of_memory_is_given_or_an_estimate() -> None:
     assert numbers("rtx-3090+5950x+ram=1536")["host.memory"].value == 1536
 
 
+Range = tuple[float, float] | None
+
+#: Numbers that all machines of parts have alike: value, unit, range.
+ALIKE: dict[str, tuple[float, str, Range]] = {
+    "link.copy_fixed": (2.5, "us", (2.4, 3.3)),
+    "host.gemm_efficiency": (0.75, "1", None),
+    "host.handoff": (20, "us", (10, 50)),
+    "disk.access_latency": (50, "us", (40, 60)),
+}
+#: And those of all with a card: of a PCIe 4.0 x16 link, 26 GB/s of pinned copies.
+WITH_CARD: dict[str, tuple[float, str, Range]] = {
+    **ALIKE,
+    "link.pinned_h2d": (26, "GB/s", (23.9, 26.4)),
+    "link.pinned_d2h": (26.7, "GB/s", (26.3, 27.1)),
+    "link.pageable_h2d": (26 / 3, "GB/s", (0.55 * 26 / 3, 12)),
+    "link.in_engine_efficiency": (0.86, "1", (0.86, 1.0)),
+    "gpu.small_read_efficiency": (0.65, "1", (0.5, 0.85)),
+    "gpu.tensor_efficiency": (0.6, "1", (0.4, 0.8)),
+}
+GEN4, GEN5 = (
+    {"disk.queue1_bandwidth": (one, "GB/s", span), "disk.max_bandwidth": (most, "GB/s", ends)}
+    for one, span, most, ends in (
+        (4.6, (1.8, 6.0), 7.3, (7.0, 7.45)),
+        (9.0, (8.0, 10.7), 13.4, (12.0, 14.8)),
+    )
+)
+
+#: Every number of four machines: cards of 350 and 450 W; cores of 3.4 to 4.9 GHz with AVX2, two
+#: sockets of 32 cores of 2.2 to 3.4 GHz with AVX-512, 16 cores of 4.5 to 5.7 GHz, and a pool.
+EVERY: dict[str, dict[str, tuple[float, str, Range]]] = {
+    "rtx-3090*2+ryzen-5950x": {
+        **WITH_CARD, **GEN4,
+        "gpu.memory": (48, "GiB", None), "gpu.reserved_memory": (2, "GB", None),
+        "gpu.bandwidth": (936, "GB/s", None),
+        "gpu.large_read_efficiency": (831 / 936, "1", None),
+        "gpu.tensor_bf16": (71, "TFLOPS", None),
+        "gpu.idle_power": (0.07 * 700, "W", (0.03 * 700, 0.12 * 700)),
+        "gpu.full_power": (350 + 0.07 * 350, "W", None),
+        "host.cores": (16, "1", None), "host.memory": (64, "GiB", None),
+        "host.gemv_bandwidth": (51.2 * 0.8, "GB/s", (51.2 * 0.63, 51.2 * 0.88)),
+        "host.peak_fp32": (16 * 32 * 4.15, "GFLOPS", (16 * 32 * 3.4, 16 * 32 * 4.9)),
+        "host.core_rate": (2.9 * 4.15, "Gweights/s", (1.8 * 4.15, 4 * 4.15)),
+        "host.shared_bandwidth": (51.2 * 0.88, "GB/s", (51.2 * 0.63, 51.2)),
+        "host.idle_power": (20, "W", None), "host.full_power": (150, "W", (65, 253)),
+    },
+    "rtx-4090+xeon-6454s*2+ddr5-4800*8": {
+        **WITH_CARD, **GEN5,
+        "gpu.memory": (24, "GiB", None), "gpu.reserved_memory": (1, "GB", None),
+        "gpu.bandwidth": (1008, "GB/s", None),
+        "gpu.large_read_efficiency": (0.9048, "1", None),
+        "gpu.tensor_bf16": (165.2, "TFLOPS", None),
+        "gpu.idle_power": (0.07 * 450, "W", (0.03 * 450, 0.12 * 450)),
+        "gpu.full_power": (450, "W", None),
+        "host.cores": (64, "1", None), "host.memory": (2 * 8 * 64, "GiB", None),
+        "host.gemv_bandwidth": (
+            153.6 * 0.62 * 1.5, "GB/s", (153.6 * 0.4 * 0.65, 153.6 * 0.85 * 2)
+        ),
+        "host.peak_fp32": (64 * 64 * 2.2, "GFLOPS", (64 * 64 * 2.2, 64 * 64 * 3.4)),
+        "host.core_rate": (6 * 2.8, "Gweights/s", (3 * 2.8, 9 * 2.8)),
+        "host.shared_bandwidth": (307.2 * 0.85, "GB/s", (307.2 * 0.4, 307.2)),
+        "host.idle_power": (200, "W", None), "host.full_power": (600, "W", (300, 1000)),
+    },
+    "cpu-only+ryzen-7950x": {
+        **ALIKE, **GEN5,
+        "gpu.memory": (64, "GiB", None), "gpu.reserved_memory": (4, "GiB", None),
+        "gpu.bandwidth": (83.2, "GB/s", None),
+        "gpu.large_read_efficiency": (0.8, "1", (0.63, 0.88)),
+        "gpu.small_read_efficiency": (0.8, "1", (0.63, 0.88)),
+        "gpu.tensor_bf16": (16 * 32 * 5.1, "GFLOPS", (16 * 32 * 4.5, 16 * 32 * 5.7)),
+        "gpu.tensor_efficiency": (0.75, "1", None),
+        "link.pinned_h2d": (83.2, "GB/s", None), "link.pinned_d2h": (83.2, "GB/s", None),
+        "link.pageable_h2d": (83.2, "GB/s", None),
+        "link.in_engine_efficiency": (0.4, "1", (0.4, 0.8)),
+        "host.cores": (16, "1", None), "host.memory": (64, "GiB", None),
+        "host.gemv_bandwidth": (83.2 * 0.8, "GB/s", (83.2 * 0.63, 83.2 * 0.88)),
+        "host.peak_fp32": (16 * 32 * 5.1, "GFLOPS", (16 * 32 * 4.5, 16 * 32 * 5.7)),
+        "host.core_rate": (6 * 5.1, "Gweights/s", (3 * 5.1, 9 * 5.1)),
+        "host.shared_bandwidth": (83.2 * 0.88, "GB/s", (83.2 * 0.63, 83.2)),
+    },
+    "strix-halo": {
+        **ALIKE, **GEN4,
+        "gpu.memory": (128, "GiB", None), "gpu.reserved_memory": (16, "GiB", None),
+        "gpu.bandwidth": (256, "GB/s", None),
+        "gpu.large_read_efficiency": (0.85, "1", (0.75, 0.92)),
+        "gpu.small_read_efficiency": (0.65, "1", (0.5, 0.85)),
+        "gpu.tensor_bf16": (59, "TFLOPS", None),
+        "gpu.tensor_efficiency": (0.6, "1", (0.4, 0.8)),
+        "link.pinned_h2d": (256, "GB/s", None), "link.pinned_d2h": (256, "GB/s", None),
+        "link.pageable_h2d": (256, "GB/s", None),
+        "link.in_engine_efficiency": (0.425, "1", (0.425, 0.85)),
+        "host.cores": (16, "1", None), "host.memory": (128, "GiB", None),
+        "host.gemv_bandwidth": (128, "GB/s", (0.39 * 256, 0.85 * 256)),
+        "host.peak_fp32": (16 * 64 * 4.05, "GFLOPS", (16 * 64 * 3.0, 16 * 64 * 5.1)),
+        "host.core_rate": (6 * 4.05, "Gweights/s", (3 * 4.05, 9 * 4.05)),
+    },
+}  # fmt: skip
+
+#: Their numbers that are no estimates.
+STATED = {
+    "rtx-3090*2+ryzen-5950x": {
+        "gpu.memory": "datasheet", "gpu.bandwidth": "datasheet", "gpu.full_power": "datasheet",
+        "gpu.large_read_efficiency": "measured", "link.pinned_h2d": "measured",
+        "link.pinned_d2h": "measured",
+    },
+    "rtx-4090+xeon-6454s*2+ddr5-4800*8": {
+        "gpu.memory": "datasheet", "gpu.bandwidth": "datasheet", "gpu.full_power": "datasheet",
+        "gpu.tensor_bf16": "datasheet", "gpu.large_read_efficiency": "measured",
+        "link.pinned_h2d": "measured", "link.pinned_d2h": "measured",
+    },
+    "cpu-only+ryzen-7950x": {},
+    "strix-halo": {
+        "gpu.bandwidth": "datasheet", "link.pinned_h2d": "datasheet",
+        "link.pinned_d2h": "datasheet", "link.pageable_h2d": "datasheet",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_every_number_of_a_machine_by_hand(text: str) -> None:
+    found = {name: n for name, n in numbers(text).items() if not name.startswith("software.")}
+    assert found.keys() == EVERY[text].keys()
+    for name, (value, unit, span) in EVERY[text].items():
+        number = found[name]
+        wanted = span and pytest.approx(span, rel=6e-4)
+        assert (number.value, number.unit) == (pytest.approx(value, rel=6e-4), unit), name
+        assert number.range == wanted, name
+        assert number.badge == STATED[text].get(name, "estimate"), name
+
+
+@pytest.mark.parametrize(
+    ("text", "about"),
+    [
+        ("rtx-3090*2+ryzen-5950x", "2 x RTX 3090 24 GB, Ryzen 9 5950X, 2 channels of DDR4-3200, "
+         "64 GB, PCIe 4.0 x16, PCIe 4.0 x4 NVMe; not named, so assumed: DDR4-3200 on every channel,"
+         " 64 GB of memory, PCIe 4.0 x16, the lower of GPU and processor, PCIe 4.0 x4 NVMe"),
+        (f"{EXAMPLE}+ram=512", "RTX 4090 24 GB, 2 x Xeon Gold 6454S, 16 channels of DDR5-4800, "
+         "512 GB, PCIe 4.0 x16, PCIe 4.0 x4 NVMe"),
+        ("cpu-only+ryzen-7950x+ddr5-5200+ram=48+nvme4", "Ryzen 9 7950X without a GPU, 2 channels "
+         "of DDR5-5200, 48 GB, PCIe 4.0 x4 NVMe"),
+        ("strix-halo+ram=96+nvme4", "Strix Halo (Ryzen AI Max+ 395, Radeon 8060S), 96 GB for "
+         "processor and GPU together, PCIe 4.0 x4 NVMe"),
+        ("strix-halo+nvme4", "Strix Halo (Ryzen AI Max+ 395, Radeon 8060S), 128 GB for processor "
+         "and GPU together, PCIe 4.0 x4 NVMe; not named, so assumed: 128 GB of memory, the most "
+         "that is sold"),
+    ],
+)  # fmt: skip
+def test_a_description_names_the_parts_and_what_is_assumed(text: str, about: str) -> None:
+    assert composed(text)["description"] == about
+
+
+def test_sources_say_how_a_number_was_reached() -> None:
+    two = numbers("rtx-3090*2+xeon-8480*2")
+    assert two["gpu.memory"].source.startswith(
+        "RTX 3090, 2 cards; they compute one after another, so rates are one's: "
+    )
+    assert two["gpu.full_power"].source.startswith(
+        "RTX 3090, one card computes while the others wait: "
+    )
+    reads = two["host.gemv_bandwidth"].source
+    assert "8 channels x 8 B x 4800 MT/s = 307.2 GB/s nominal a socket, x 0.82 of 307.2" in reads
+    assert reads.count("; x 1.5 for 2 sockets: 0.65 where pages lie anywhere, 2 where") == 1
+    one = numbers("rtx-3090+5950x")
+    assert one["gpu.memory"].source.startswith("RTX 3090: ")
+    assert one["gpu.full_power"].source.startswith("RTX 3090: ")
+    assert "a PyTorch copy reaches 831 of 936 GB/s" in one["gpu.large_read_efficiency"].source
+    assert one["host.memory"].source == "estimate: 32 GB on each memory channel"
+    assert two["host.memory"].source == "estimate: 64 GB on each memory channel"
+    given_ = numbers("rtx-3090+5950x+ram=96")["host.memory"].source
+    assert given_ == "given: ram=96"
+    assert "16 cores, 512 FLOP a cycle in fp32 (AVX2) x 4.15 GHz, between its clocks" in (
+        one["host.peak_fp32"].source
+    )
+    assert "GHz, its base clock; " in two["host.peak_fp32"].source
+
+
 # --------------------------------------------------------------------------- no GPU, one memory
 
 

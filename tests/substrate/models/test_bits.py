@@ -3,7 +3,16 @@
 import pytest
 
 from moebench.substrate.errors import UnknownNameError
-from moebench.substrate.models.bits import Bits, bits_of, class_of, format_names
+from moebench.substrate.models.bits import (
+    Bits,
+    Precisions,
+    Stored,
+    bits_of,
+    class_of,
+    format_names,
+    precisions,
+)
+from moebench.substrate.models.gguf_header import Tensor
 
 
 @pytest.mark.parametrize(
@@ -60,3 +69,27 @@ def test_unknown_format_names_the_nearest(name: str, nearest: str) -> None:
 )
 def test_tensors_have_a_class(tensor: str, found: str) -> None:
     assert class_of(tensor) == found
+
+
+def test_weights_and_bytes_are_added_up_by_class() -> None:
+    rows = [
+        ("blk.0.ffn_up_exps.weight", (4, 5, 2), 30), ("blk.1.ffn_up_exps.weight", (4, 5, 2), 50),
+        ("blk.0.ffn_up_shexp.weight", (8,), 8), ("blk.0.attn_q.weight", (3, 2), 12),
+        ("token_embd.weight", (7, 2), 56), ("output.weight", (7, 2), 28),
+        ("output_norm.weight", (5,), 20),
+    ]  # fmt: skip
+    found = precisions(Tensor(name, dims, "any", size) for name, dims, size in rows)
+    assert found == Precisions(
+        routed=Stored(80, 80), shared=Stored(8, 8), attention=Stored(6, 12),
+        vocabulary=Stored(28, 84), others=Stored(5, 20),
+    )  # fmt: skip
+    assert found.routed.bits == 8
+    assert found.bits == Bits(8, (8 + 12 + 84 + 20) * 8 / (8 + 6 + 28 + 5))
+    assert Stored(0, 0).bits is None
+    assert precisions([]).bits == Bits(0, 0)
+
+
+def test_names_are_of_files_and_of_blocks_each_once() -> None:
+    names = format_names()
+    assert names == sorted(set(names))
+    assert {"q4_k_m", "q4_k", "tq1_0", "f16"} <= set(names)

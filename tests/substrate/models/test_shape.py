@@ -1,6 +1,7 @@
 """Model shapes compared with published totals and with transformers' modules."""
 
 import json
+import math
 from math import prod
 
 import pytest
@@ -10,17 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moebench.substrate.errors import CheckpointError
+from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.models.catalogue import MODELS as CATALOGUE
 from moebench.substrate.models.config import READERS, read_shape, shape_of
+from moebench.substrate.models.mixers import CompressedCache, Indexer, LinearAttention, OtherHeads
 from moebench.substrate.models.naming import common_tensors, expert_tensors
 from moebench.substrate.models.shape import (
     AttentionWindow,
+    Form,
     GateKind,
     LatentAttention,
     ModelShape,
     RopeScaling,
+    bits_per_weight,
+    check_quantises,
+    group_of,
+    packed_bytes,
     stored_bytes,
+    yarn_mscale,
 )
 from tests.substrate.models.checkpoints import HF_FAMILIES, REMOTE_CONFIGS
 
@@ -300,3 +308,299 @@ def test_a_shape_takes_no_unknown_key_and_never_changes():
         ModelShape(**shape.model_dump(), tops=3)
     with pytest.raises(ValidationError, match="kv_lora_rank"):
         LatentAttention(kv_lora_rank=0, qk_rope_head_dim=1, qk_nope_head_dim=1, v_head_dim=1)
+
+
+# ------------------------------------------------------------------------------- counts by hand
+
+#: Four layers of hidden size 10: 6 heads over 2 key-value heads of 4, 8 experts of width 7.
+FIELDS = {
+    "family": "own", "num_layers": 4, "hidden_size": 10, "vocab_size": 100, "num_heads": 6,
+    "num_kv_heads": 2, "head_dim": 4, "num_experts": 8, "top_k": 2, "expert_width": 7,
+    "dense_layers": (0,), "dense_width": 5, "shared_width": 3, "gate": GateKind.SOFTMAX_TOPK,
+}  # fmt: skip
+FOUR = ModelShape(**FIELDS)
+#: Queries and output 10 · 24 each, keys and values 10 · 8 each.
+FULL = 2 * 240 + 2 * 80
+LATENT = LatentAttention(
+    kv_lora_rank=5, qk_rope_head_dim=2, qk_nope_head_dim=3, v_head_dim=4, q_lora_rank=None
+)
+#: Queries 10 · 6 · 5, down 10 · 7 and a norm of 5, up 5 · 6 · 7, output 6 · 4 · 10.
+MLA = 300 + 70 + 5 + 210 + 240
+LINEAR = LinearAttention(
+    kind="any", layers=(1, 2), params=33, state_values=50, conv_values=6
+)  # fmt: skip
+
+
+def with_(**fields) -> ModelShape:
+    return ModelShape(**{**FIELDS, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        ({}, [FULL] * 4),
+        ({"qkv_bias": True}, [FULL + 24 + 16] * 4),
+        ({"output_bias": True}, [FULL + 10] * 4),
+        ({"attention_sinks": True}, [FULL + 6] * 4),
+        ({"qk_norm": "l2"}, [FULL] * 4),
+        ({"qk_norm": "head"}, [FULL + 2 * 4] * 4),
+        ({"qk_norm": "full"}, [FULL + 24 + 8] * 4),
+        ({"output_gate": "value"}, [FULL + 240] * 4),
+        ({"output_gate": "head"}, [FULL + 60] * 4),
+        ({"shared_kv": True, "qkv_bias": True}, [FULL - 80 + 24 + 8] * 4),
+        ({"without_attention": (2,)}, [FULL, FULL, 0, FULL]),
+        ({"linear": LINEAR}, [FULL, 33, 33, FULL]),
+        ({"attention_counts": (1, 2, 3, 4)}, [1, 2, 3, 4]),
+        ({"attention_counts": (1, 2, 3, 4), "linear": LINEAR}, [1, 33, 33, 4]),
+        # 3 heads over 1 of 8 values: 2 · 240 and one or two projections of 80.
+        ({"other_heads": OtherHeads(layers=(3,), num_heads=3, num_kv_heads=1, head_dim=8)},
+         [FULL, FULL, FULL, 480 + 160]),
+        ({"other_heads": OtherHeads(layers=(3,), num_heads=3, num_kv_heads=1, head_dim=8,
+                                    one_projection=True)}, [FULL, FULL, FULL, 480 + 80]),
+        ({"latent": LATENT}, [MLA] * 4),
+        # Compressed queries: down 10 · 9, a norm of 9, up 9 · 30.
+        ({"latent": LATENT.model_copy(update={"q_lora_rank": 9})}, [MLA - 300 + 90 + 9 + 270] * 4),
+        # 2 index heads of 3: queries 10 · 6, a key 10 · 3 with its norm 2 · 3, weights 10 · 2.
+        ({"indexer": Indexer(heads=2, head_dim=3, top_k=4)}, [FULL + 116] * 4),
+        ({"indexer": Indexer(heads=2, head_dim=3, top_k=4, layers=(1,))},
+         [FULL, FULL + 116, FULL, FULL]),
+        ({"indexer": Indexer(heads=2, head_dim=3, top_k=4), "linear": LINEAR},
+         [FULL + 116, 33, 33, FULL + 116]),
+        # Index queries from the compressed ones: 9 · 6.
+        ({"indexer": Indexer(heads=2, head_dim=3, top_k=4),
+          "latent": LATENT.model_copy(update={"q_lora_rank": 9})},
+         [MLA - 300 + 369 + 116 - 60 + 54] * 4),
+    ],
+)  # fmt: skip
+def test_parameters_of_attention_by_hand(fields, params):
+    shape = with_(**fields)
+    assert [shape.layer_attention_params(layer) for layer in range(4)] == params
+    assert shape.attention_params == round(sum(params) / 4)
+    # A norm before each part; dense, shared and gate weights in layers with experts.
+    norms = [10 * (layer not in shape.without_attention) + 10 for layer in range(4)]
+    feed = [3 * 10 * 5, *[3 * 10 * 3 + 80] * 3]
+    common = [sum(of_layer) for of_layer in zip(params, norms, feed, strict=True)]
+    assert [shape.layer_common_params(layer) for layer in range(4)] == common
+    assert shape.common_params == 2 * 1000 + 10 + sum(common)
+    assert shape.routed_params == 3 * 8 * 3 * 10 * 7
+    assert shape.total_params == shape.common_params + shape.routed_params
+    assert shape.active_common_params == shape.common_params - 1000
+    assert shape.active_params == shape.common_params - 1000 + 3 * 2 * 210
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {"expert_params": 210, "shared_params": 90, "dense_params": 150, "gate_params": 80,
+              "norm_params": 10, "embedding_params": 1000, "head_params": 1000,
+              "own_head_params": 1000, "query_width": 24, "output_params": 240,
+              "kv_values_per_token_layer": 16, "mixer_kernels": 1.0, "bounds_context": False}),
+        ({"ffn_matrices": 2, "expert_bias": True},
+         {"expert_params": 2 * 70 + 7 + 10, "shared_params": 60, "dense_params": 100}),
+        ({"expert_bias": True}, {"expert_params": 3 * 70 + 2 * 7 + 10}),
+        ({"norm": "layer", "gate_bias": True, "output_bias": True},
+         {"norm_params": 20, "gate_params": 88, "output_params": 250}),
+        ({"head_bias": True}, {"head_params": 1100, "own_head_params": 1100}),
+        ({"head_bias": True, "tied_head": True}, {"head_params": 1100, "own_head_params": 100}),
+        ({"tied_head": True}, {"head_params": 1000, "own_head_params": 0}),
+        ({"latent": LATENT}, {"mixer_kernels": 28 / 18, "kv_values_per_token_layer": 7}),
+        ({"linear": LINEAR}, {"mixer_kernels": (2 * 40 / 18 + 2) / 4, "bounds_context": True,
+                              "kv_values_per_token_layer": 8}),
+        ({"window": AttentionWindow(kind="sliding", size=3, layers=(1,))},
+         {"bounds_context": True, "kv_values_per_token_layer": 16}),
+        ({"lookup_params": 5000}, {"total_params": FOUR.total_params + 5000}),
+        ({"without_ffn": (0,)}, {"common_params": FOUR.common_params - 150 - 10}),
+        ({"shared_gated": True}, {"common_params": FOUR.common_params + 3 * 10}),
+        ({"gate": GateKind.TOPK_SIGMOID}, {"weighs_input": True, "corrects_scores": False}),
+        ({"gate": GateKind.SIGMOID_BIAS_TOPK_RENORM},
+         {"weighs_input": False, "corrects_scores": True}),
+    ],
+)  # fmt: skip
+def test_further_counts_by_hand(fields, expected):
+    shape = with_(**fields)
+    assert {name: getattr(shape, name) for name in expected} == pytest.approx(expected)
+
+
+def test_rows_and_order_of_layers_with_experts():
+    shape = with_(dense_layers=(0, 2))
+    assert (shape.moe_layers, shape.moe_rows) == ((1, 3), {1: 0, 3: 1})
+    assert shape.next_moe_layers == {1: 3, 3: None}
+    assert FOUR.next_moe_layers == {1: 2, 2: 3, 3: None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors"),
+    [
+        # Norms 2; q, k, v, o; a router, three shared matrices, or three dense ones.
+        ({}, [2 + 4 + 3, *[2 + 4 + 1 + 3] * 3]),
+        ({"norm": "layer", "qkv_bias": True, "output_bias": True, "attention_sinks": True},
+         [4 + 9 + 3, *[4 + 9 + 4] * 3]),
+        ({"qk_norm": "head", "gate_bias": True, "shared_gated": True},
+         [2 + 6 + 3, *[2 + 6 + 2 + 4] * 3]),
+        ({"qk_norm": "l2", "shared_width": 0, "shared_gated": True}, [9, 7, 7, 7]),
+        ({"ffn_matrices": 2, "without_ffn": (0,)}, [2 + 4, *[2 + 4 + 1 + 2] * 3]),
+        ({"without_attention": (1,)}, [9, 6, 10, 10]),
+        ({"linear": LINEAR}, [9, 14, 14, 10]),
+        ({"latent": LATENT}, [10, 11, 11, 11]),
+        ({"latent": LATENT.model_copy(update={"q_lora_rank": 9}),
+          "indexer": Indexer(heads=2, head_dim=3, top_k=4, layers=(1,))}, [12, 18, 13, 13]),
+    ],
+)  # fmt: skip
+def test_tensors_of_a_layer_by_hand(fields, tensors):
+    shape = with_(**fields)
+    assert [shape.layer_common_tensors(layer) for layer in range(4)] == tensors
+
+
+WINDOW = AttentionWindow(kind="sliding", size=6, layers=(1, 2))
+INDEX = Indexer(heads=2, head_dim=3, top_k=4, layers=(1, 3), pool=4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "held", "read"),
+    [
+        ({}, [160] * 4, None),
+        ({"shared_kv": True}, [80] * 4, None),
+        ({"window": WINDOW}, [160, 96, 96, 160], None),
+        ({"latent": LATENT}, [70] * 4, None),
+        ({"linear": LINEAR}, [160, 0, 0, 160], None),
+        ({"without_attention": (3,)}, [160, 160, 160, 0], None),
+        ({"other_heads": OtherHeads(layers=(3,), num_heads=3, num_kv_heads=1, head_dim=8)},
+         [160, 160, 160, 160], None),
+        ({"other_heads": OtherHeads(layers=(3,), num_heads=3, num_kv_heads=3, head_dim=8)},
+         [160, 160, 160, 480], None),
+        # A key of 3 values a token; read: 4 tokens, and the keys of three groups of 4.
+        ({"indexer": INDEX}, [160, 190, 160, 190], [64, 64 + 9, 64, 64 + 9]),
+        ({"indexer": INDEX, "window": AttentionWindow(kind="sliding", size=2, layers=(1,))},
+         [160, 32 + 30, 160, 190], [64, 32 + 9, 64, 64 + 9]),
+        # Beyond the window of 6 an entry for each 3 tokens, with an index of 2; 1 of them is read.
+        ({"window": WINDOW,
+          "compressed": (CompressedCache(layers=(1,), ratio=3, index_values=2, top_k=1),)},
+         [160, 96 + 3 * 18, 96, 160], [160, 96 + 16 + 3 * 2, 96, 160]),
+        ({"window": WINDOW, "compressed": (CompressedCache(layers=(2,), ratio=4),)},
+         [160, 96, 96 + 2 * 16, 160], None),
+    ],
+)  # fmt: skip
+def test_the_cache_of_ten_tokens_by_hand(fields, held, read):
+    shape = with_(**fields)
+    assert [shape.kv_values(layer, 10) for layer in range(4)] == held
+    found = [shape.kv_values(layer, 10, read=True) for layer in range(4)]
+    assert found == (held if read is None else read)
+    assert shape.kv_bytes(10) == 2 * sum(held)
+    assert shape.kv_bytes(10, "fp32", read=True) == 4 * sum(found)
+    # Without bounds a token adds the whole of what one holds.
+    plain = with_(**{name: value for name, value in fields.items() if name != "window"})
+    if not plain.compressed:
+        per_token = [plain.kv_values(layer, 1) for layer in range(4)]
+        assert [shape.kv_values_per_token(layer) for layer in range(4)] == per_token
+        assert shape.kv_values_per_token_layer == math.ceil(sum(per_token) / 4)
+        assert shape.kv_bytes_per_token() == 2 * sum(per_token)
+        assert shape.kv_bytes_per_token("fp32") == 4 * sum(per_token)
+
+
+def test_compressed_entries_count_by_their_share_of_a_token():
+    shape = with_(compressed=(CompressedCache(layers=(1, 2), ratio=4, index_values=2),))
+    each = [16, 16 + 18 / 4, 16 + 18 / 4, 16]
+    assert [shape.kv_values_per_token(layer) for layer in range(4)] == each
+    assert shape.kv_values_per_token_layer == 19  # 73 / 4, rounded up
+    assert shape.kv_bytes_per_token() == 146
+
+
+def test_states_of_linear_layers():
+    shape = with_(linear=LINEAR)
+    assert [shape.state_values(layer) for layer in range(4)] == [0, 56, 56, 0]
+    assert (shape.state_bytes(), shape.state_bytes("bf16")) == (448, 224)
+    assert (FOUR.state_bytes(), FOUR.state_values(1)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("stored_as", "first", "second"),
+    [
+        # Rows of 10 and 7 inputs: 14 rows into, 10 rows out, with a scale of 2 bytes a row.
+        ("int8", 14 * 10 + 14 * 2, 10 * 7 + 10 * 2),
+        ("row-int4", 14 * 5 + 28, 10 * 4 + 20),
+        ("row-int2", 14 * 3 + 28, 10 * 2 + 20),
+        # Halves of bytes; groups of 10 and of 7 with a scale and a zero point.
+        ("int4", 14 * 10 // 2 + 14 * 4, 10 * 7 // 2 + 10 * 4),
+    ],
+)
+def test_bytes_of_quantised_experts_by_hand(stored_as, first, second):
+    assert FOUR.expert_dims == ((14, 10), (10, 7))
+    assert with_(ffn_matrices=2).expert_dims == ((7, 10), (10, 7))
+    assert packed_bytes(14, 10, stored_as) == first
+    assert FOUR.expert_bytes(stored_as) == first + second
+    form = Form("half", dtype=stored_as, share=0.5)
+    assert form.record_bytes(FOUR, "bf16") == round((first + second) / 2)
+    assert not form.full
+
+
+def test_bytes_of_weights_by_hand():
+    assert [FOUR.expert_bytes(p) for p in ("fp32", "bf16", "fp16", 8.0)] == [840, 420, 420, 210]
+    assert FOUR.expert_bytes("4bit-g64") == round(210 * 4.5 / 8)
+    assert FOUR.common_bytes(6.0) == round(FOUR.common_params * 6 / 8)
+    assert Form().record_bytes(FOUR, "bf16") == 420
+    assert Form().full
+    assert not Form(share=0.25).full
+    assert bits_per_weight(3.5) == 3.5
+    assert [group_of(n) for n in (256, 192, 96, 100, 7, 130, 254)] == [128, 64, 32, 100, 7, 65, 127]
+
+
+def test_what_cannot_be_quantised_is_refused():
+    check_quantises(with_(expert_width=8), "int4")
+    check_quantises(with_(hidden_size=12, expert_width=8), "row-int2")
+    for shape, dtype, said in (
+        (with_(expert_bias=True), "int4", "--expert-dtype int4: experts of family own have biases"),
+        (FOUR, "int4", "--expert-dtype int4: experts have rows of 7 numbers; allowed: even"),
+        (with_(expert_width=8), "row-int2", "row-int2: .* rows of 10 numbers; .*multiples of 4"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            check_quantises(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"dense_layers": (0, 4)}, "dense_layers name one outside of 4 layers"),
+        ({"dense_layers": (-1,)}, "dense_layers name one outside of 4 layers"),
+        ({"top_k": 9}, "top_k 9 exceeds num_experts 8"),
+        ({"num_kv_heads": 4}, "6 heads do not divide by 4"),
+        ({"dense_width": 0}, "dense layers need a dense intermediate size"),
+        ({"gate_groups": (3, 1)}, "8 experts in 3 equal groups"),
+        ({"dense_layers": (0, 1, 2, 3)}, "no layer has routed experts"),
+        ({"without_ffn": (0, 1)}, "without_ffn names a layer that is not in dense_layers"),
+        ({"attention_counts": (1, 2, 3)}, "attention_counts has not one number for each of 4"),
+        ({"without_attention": (1, 1)}, "without_attention names a layer twice, or one outside"),
+        ({"window": WINDOW.model_copy(update={"layers": (4,)})}, "window names a layer twice"),
+        ({"indexer": INDEX.model_copy(update={"layers": (-1,)})}, "indexer names a layer twice"),
+        ({"other_heads": OtherHeads(layers=(4,), num_heads=1, num_kv_heads=1, head_dim=1)},
+         "other_heads names a layer twice"),
+        ({"compressed": (CompressedCache(layers=(1,), ratio=2),) * 2}, "compressed names a layer"),
+        ({"linear": LINEAR, "without_attention": (2,)}, "linear names a layer that has another"),
+        ({"hidden_size": True}, "a truth value is no number"),
+        ({"rope_theta": True}, "a truth value is no number"),
+        ({"dense_width": False}, "a truth value is no number"),
+    ],
+)  # fmt: skip
+def test_contradicting_numbers_are_refused(fields, says):
+    with pytest.raises(ValidationError, match=says):
+        with_(**fields)
+
+
+def test_what_layers_allow_together():
+    """Neither is a contradiction: the last layer, all experts, a dense layer without its part."""
+    with_(dense_layers=(3,), window=AttentionWindow(kind="sliding", size=1, layers=(0, 3)))
+    with_(top_k=8, gate_groups=(2, 1), indexer=Indexer(heads=1, head_dim=1, top_k=1))
+    with_(dense_width=0, without_ffn=(0,), attention_counts=(1, 2, 3, 4))
+
+
+def test_windows_begin_where_a_row_sees_first():
+    sliding, chunked = (
+        AttentionWindow(kind=kind, size=4, layers=()) for kind in ("sliding", "chunked")
+    )
+    assert [sliding.first(n) for n in (0, 3, 4, 9)] == [0, 0, 1, 6]
+    assert [chunked.first(n) for n in (0, 3, 4, 9)] == [0, 0, 4, 8]
+
+
+def test_products_of_latent_attention_and_its_scale():
+    assert (LATENT.products(decode=True), LATENT.products(decode=False)) == (12, 9)
+    assert [yarn_mscale(factor, 0.7) for factor in (0.5, 1.0)] == [1.0, 1.0]
+    assert yarn_mscale(math.e**2, 0.7) == pytest.approx(1.14)

@@ -54,3 +54,40 @@ def test_what_is_wrong_names_the_file_and_then_the_array(name, values):
 def test_only_predictions_may_be_missing():
     check_array("t", "predicted_1", np.array([[np.nan]]), 4)
     check_array("t", "scores", np.array([[0.5]]), 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("phase", np.array([0, 1, 2, -1]), "phase is 2 at token 2; allowed: 0 to 1"),
+        ("chosen", np.array([-1, -2]), "chosen is -2 at token 1; allowed: -1 to 2147483647"),
+        ("position", np.array([0, 2**31]), "position is 2147483648 at token 1; allowed: 0 to "
+         "2147483647"),
+        ("sequence", np.array([-1]), "sequence is -1 at token 0; allowed: 0 to 2147483647"),
+        ("ids", np.array([[[0, 1]], [[1, 6]]]), "ids names expert 6 of 6 at token 1, layer 0, "
+         "column 1; allowed: 0 to 5"),
+        ("candidates", np.array([[[0, 1], [3, -1]]]), "candidates names expert -1 of 6 at token 0,"
+         " layer 1, column 1; allowed: 0 to 5"),
+        ("ids", np.array([[[0, 1, 2], [4, 3, 4]]]), "ids has the same expert twice, 4, at token 0,"
+         " layer 1; allowed: each expert once"),
+        ("scores", np.full((9, 2, 1), np.nan), "scores is nan at token 0, layer 0, column 0; "
+         "allowed: finite numbers"),
+        ("predicted_2", np.array([[[0.5], [np.inf]]]), "predicted_2 is inf at token 0, layer 1, "
+         "column 0; allowed: finite numbers, or NaN for those that were not made"),
+        ("ids", np.array([[[0.5]]]), "ids is float64; allowed: integer numbers"),
+        ("hidden", np.array([1]), "hidden is int64; allowed: floating numbers"),
+    ],
+)  # fmt: skip
+def test_the_first_wrong_value_is_named(name: str, values: np.ndarray, says: str):
+    with pytest.raises(InputError) as caught:
+        check_array("t", name, values, 6)
+    assert str(caught.value) == f"t: {says}"
+
+
+def test_values_beyond_the_first_block_are_found():
+    scores = np.zeros((2 * 4096 + 5, 1))
+    scores[8195] = -0.5
+    check_scores("t", "scores", scores)
+    with pytest.raises(InputError, match=r"scores is -0\.5 at token 8195, layer 0; allowed: numb"):
+        check_scores("t", "scores", scores, negative=False)
+    check_experts("t", "ids", np.zeros((0, 1, 2), int), 6)

@@ -6,11 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moebench.substrate.errors import InputError
+from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.passes import TracedModel
-from moebench.substrate.traces.published import import_trace, what_it_is_for
+from moebench.substrate.traces.published import (
+    import_trace,
+    model_of,
+    read_published,
+    what_it_is_for,
+)
 from moebench.substrate.traces.replay import Replay, routings
 from moebench.substrate.traces.scores import Reconstruction, by_rank, shared_by_order, spread_of
 from moebench.systems.options import build
@@ -102,6 +107,130 @@ def test_inconsistent_arrays_are_refused_in_one_line(tmp_path, arrays, says):
         import_trace(source, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+SCORES = np.full(IDS.shape, 0.5, np.float32)
+MORE = np.concatenate(
+    [IDS, np.array([[[5], [4]], [[0], [1]], [[0], [0]], [[0], [2]]], np.uint8)], 2
+)
+
+
+@pytest.mark.parametrize(
+    ("meta", "arrays", "says"),
+    [
+        ({"num_experts": 1}, {}, "ids chooses 2 of num_experts 1"),
+        ({"num_experts": 0}, {}, r"meta\.json: num_experts is 0; allowed: a whole number from 1"),
+        ({"num_experts": 65_537}, {}, "num_experts is 65537; .* to 65536"),
+        ({"missing_value": 254}, {}, r"missing_value is 254; allowed: null or 255"),
+        ({"loops": {"a": 1}}, {}, "loops is .*; allowed: a list of {sequence, from_token, ...}"),
+        ({"loops": [3]}, {}, "loops is .*; allowed: a list"),
+        ({"loops": [{"sequence": 1, "from_token": 0}]}, {}, "loops: sequence is 1; .* from 0 to 0"),
+        ({"loops": [{"sequence": 0, "from_token": 5}]}, {}, "from_token is 5; .* from 0 to 4"),
+        ({}, {"phase": np.array([0, 1, 0, 1], np.uint8)},
+         "phase goes from 1, decode, back to 0, prefill, at token 2 of one sequence"),
+        ({}, {"phase": np.full(4, 2, np.uint8)}, "phase"),
+        ({}, {"phase": np.ones(4)}, r"phase is float64 \(4,\); allowed: whole numbers in 1 dim"),
+        ({}, {"seq": np.array([0, 2, 1, 1], np.int32)}, "seq decreases to 1 at token 2; sequences"),
+        ({}, {"seq": np.full(4, -1, np.int32)}, "seq"),
+        ({}, {"scores": SCORES.astype(np.int32)}, "scores is int32; allowed: float"),
+        ({}, {"candidates": MORE.astype(np.float32)}, "candidates is float32; allowed: integers"),
+        ({}, {"candidates": MORE[:, :, 0]}, r"candidates is \(4, 2\) beside ids \(4, 2, 2\)"),
+        ({}, {"candidates": MORE[:3]}, r"candidates is \(3, 2, 3\) beside"),
+        ({}, {"candidates": np.where(MORE == 4, 5, MORE)}, "candidates"),
+        ({}, {"candidates": MORE[:, :, 1:]},
+         "candidates lacks the chosen expert 0 at token 0, layer 0; allowed: the best-ranked"),
+        ({}, {"ids": IDS[:, :0]}, r"holds no token: ids is \(4, 0, 2\)"),
+        ({}, {"ids": IDS[:, :, :0]}, r"holds no token: ids is \(4, 2, 0\)"),
+    ],
+)  # fmt: skip
+def test_what_does_not_belong_together_is_refused(tmp_path, meta, arrays, says):
+    with pytest.raises(InputError, match=says) as caught:
+        read_published(publish(tmp_path / "a__b", meta, **arrays))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ids", "seq", "phase"])
+def test_required_arrays_are_named(tmp_path, name):
+    source = publish(tmp_path / "a__b", {}, packed=False)
+    (source / f"{name}.npy").unlink()
+    with pytest.raises(InputError, match=f"has no array {name}; an import needs ids, seq and"):
+        read_published(source)
+    (source / "meta.json").write_text("{}")
+    with pytest.raises(InputError, match="does not say num_experts"):
+        read_published(source)
+    with pytest.raises(InputError, match=r"no such folder; give one that holds meta\.json"):
+        read_published(tmp_path / "absent")
+
+
+def test_a_header_says_where_a_trace_comes_from(tmp_path):
+    meta = {
+        "ids_order": "by rank bucket of 2", "source": "s", "licence": "l", "precision": "p",
+        "sampling": "t", "other": 1, "notes": "n", "model": "Own Name", "native_top_k": 4,
+        "loops": [{"sequence": 1, "from_token": 4}, {"sequence": 0, "from_token": 0}],
+    }  # fmt: skip
+    seq, phase = np.array([3, 3, 9, 9], np.int32), np.zeros(4, np.uint8)
+    source = publish(tmp_path / "olmoe__x__y-k2", meta, seq=seq, phase=phase, candidates=MORE,
+                     scores=SCORES)  # fmt: skip
+    header, arrays, found = read_published(source, prompt_tokens=1)
+    assert found["other"] == 1
+    assert (header.model, header.workload, header.top_k) == ("olmoe", "w", 2)
+    assert (header.num_moe_layers, header.num_experts) == (2, 6)
+    assert header.ids_order == "rank buckets"
+    assert header.source == {
+        "source": "s", "licence": "l", "precision": "p", "sampling": "t",
+        "top_scores": "of the chosen experts", "described_as": "Own Name",
+    }  # fmt: skip
+    assert header.notes == [
+        "n", "the first 1 tokens of each sequence are taken as its prompt",
+        "the model ran with top-2 instead of 4",
+    ]  # fmt: skip
+    assert {name: array.tolist() for name, array in arrays.items() if array.ndim == 1} == {
+        "sequence": [3, 3, 9, 9], "position": [0, 1, 0, 1], "phase": [0, 1, 0, 1],
+        "chosen": [-1] * 4,
+    }  # fmt: skip
+    np.testing.assert_array_equal(arrays["candidates"], MORE)
+    np.testing.assert_array_equal(arrays["top_scores"], SCORES)
+    with pytest.raises(
+        UsageError, match=r"--prompt-tokens 2: the longest .* has 2 tokens, .* 1 to 1"
+    ):
+        read_published(source, prompt_tokens=2)
+    plain, _, _ = read_published(publish(tmp_path / "b-k3", {"ids_order": "", "workload": 3},
+                                         scores=SCORES * 0.9), "named")  # fmt: skip
+    assert (plain.model, plain.workload, plain.ids_order) == ("named", "3", "id")
+    assert plain.source == {"top_scores": "of all experts", "described_as": None}
+    assert [model_of(Path(n)) for n in ("olmoe-1b__x", "olmoe-k8", "olmoe-k8__x")] == [
+        "olmoe-1b", "olmoe", "olmoe",
+    ]  # fmt: skip
+
+
+def test_missing_rows_take_a_neighbours_in_every_array(tmp_path):
+    ids, scores, more = IDS.copy(), SCORES.copy(), MORE.copy()
+    ids[1, 0] = more[1, 0] = 255
+    scores[2, 0] = 0.25
+    source = publish(tmp_path / "a__b", {"missing_value": 255}, ids=ids, scores=scores,
+                     candidates=more)  # fmt: skip
+    header, arrays, _ = read_published(source)
+    assert arrays["ids"][1, 0].tolist() == IDS[2, 0].tolist()
+    assert arrays["candidates"][1, 0].tolist() == MORE[2, 0].tolist()
+    assert arrays["top_scores"][1, 0].tolist() == [0.25, 0.25]
+    assert header.notes == [
+        "12.50% of the rows (token, layer) are missing in the source and take the ids of a "
+        "neighbouring token"
+    ]
+    ids[:, 0] = 255
+    with pytest.raises(InputError, match="sequence 0 has no row at layer 0: ids is missing"):
+        read_published(publish(tmp_path / "c", {"missing_value": 255}, ids=ids))
+
+
+def test_a_trace_of_another_model_is_refused(tmp_path):
+    source = publish(tmp_path / "olmoe-1b-7b__x", {})
+    with pytest.raises(
+        UsageError, match="2 MoE layers of 6 experts; olmoe-1b-7b has 16 of 64; give"
+    ):
+        import_trace(source, tmp_path / "out")
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UsageError, match="there: exists; give another --out, or remove it first"):
+        import_trace(source, tmp_path / "there")
 
 
 def test_what_a_trace_cannot_be_used_for_is_said(tmp_path):
