@@ -63,28 +63,26 @@ class Covering:
 
         What an import executes, or what is computed once and kept, is covered by every test that
         executes a line of the file, or else by those of the nearest mirrored folder: they read what
-        it left.  What an import declares is also left to ``test_declared.py`` of the folders above.
-        A line that no test executes in its own process is left to the mirrored file, whose tests
-        may start others.
+        it left.  A line that no test executes in its own process is left to the mirrored
+        file, whose tests may start others.
         """
         by_line = self.data.contexts_by_lineno(mutant.file)
         contexts = {one for line in mutant.lines for one in by_line.get(line, ())}
-        first, parents = {_mirrored(mutant.file)}, Path(mutant.file).parents
         if mutant.module_level or "" in contexts:
             contexts = {one for line in by_line.values() for one in line}
-            first |= {f"tests/{folder}/test_declared.py" for folder in parents}
-        mirrored = {test for test in self.seconds if test.partition("::")[0] in first}
         found = {_test(one) for one in contexts if one}
-        found |= {test for test in mirrored if test.startswith(_mirrored(mutant.file))}
-        for folder in parents if by_line and not found else ():
+        mirrored = _mirrored(mutant.file)
+        found |= {test for test in self.seconds if test.partition("::")[0] == mirrored}
+        folders = Path(mutant.file).parents if by_line and not found else ()
+        for folder in folders:
             beside = _mirrored(f"{folder}.py")
             near = {f"tests/{folder}/"}
             if any(test.startswith(f"{beside}::") for test in self.seconds):
                 near.add(f"{Path(beside).parent}/")
             found = found or {test for test in self.seconds if test.startswith(tuple(near))}
         return sorted(
-            (found | mirrored) & self.seconds.keys(),
-            key=lambda test: (test not in mirrored, self.seconds[test], test),
+            found & self.seconds.keys(),
+            key=lambda test: (not test.startswith(f"{mirrored}::"), self.seconds[test], test),
         )
 
     def total_s(self, tests: Iterable[str]) -> float:

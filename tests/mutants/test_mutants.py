@@ -106,7 +106,6 @@ def test_false():
 """
 
 
-@pytest.mark.slow
 def test_the_tests_that_cover_a_defect_judge_it(project: Path) -> None:
     place = project / "tests" / "systems"
     place.mkdir(parents=True)
@@ -142,20 +141,6 @@ def test_what_only_an_import_executes_is_judged_by_the_nearest_tests() -> None:
     beside, far = ["tests/systems/test_c.py::test_c"], ["tests/test_d.py::test_d"]
     for there in (near + beside, beside):
         assert set(Covering(data, dict.fromkeys(there + far, 1.0)).tests(one)) == set(there)
-
-
-def test_what_a_module_declares_is_judged_by_the_declarations_of_the_folders_above() -> None:
-    data = coverage.CoverageData(no_disk=True)
-    data.set_context("tests/test_d.py::test_d|run")
-    data.add_lines({"systems/deep/a.py": [2]})
-    declared = ["tests/systems/test_declared.py::test_b", "tests/systems/deep/test_a.py::test_a"]
-    found = Covering(data, dict.fromkeys([*declared, "tests/test_d.py::test_d"], 1.0))
-    at_import, in_function = (
-        Mutant("systems/deep/a.py", "order", 2, (2,), at_import, 0, 1, "")
-        for at_import in (True, False)
-    )
-    assert found.tests(at_import) == [*declared[::-1], "tests/test_d.py::test_d"]
-    assert found.tests(in_function) == [declared[1], "tests/test_d.py::test_d"]
 
 
 def test_a_report_counts_what_is_not_caught() -> None:
