@@ -12,6 +12,7 @@ from moebench.results.claims import PAPERS, Tag, Verdict, read
 from moebench.results.store import Store
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.profile_ranges import uncertain
+from tests.harness.reproduce.shipped import check
 
 #: The letter of a paper's claims, and how many rows it has in the list of claims.
 ROWS = {
@@ -82,37 +83,12 @@ def test_the_results_that_ship_are_judged_by_these_bands(paper: PaperClaims) -> 
         )
 
 
-#: Counter-experiments of claims that ship without them, and why.
-NOT_SHIPPED = {
-    "U-3 broader": "its predictor of few texts was not trained",
-    "F-7 Qwen3 growth": "there is no recording of the model",
-}
-
-#: Claims whose figure has no denominator, or no runs, over the ranges of numbers.
-NO_RANGES = {"U-6 epochs 8x7B", "U-6 epochs 8x22B", "U-6 epochs order"}
-
-
 @pytest.mark.parametrize("paper", SHIPPED)
 def test_the_results_that_ship_have_these_counter_experiments_and_ranges(
     paper: PaperClaims,
 ) -> None:
     """All of a claim's where it differs; else those that are always tried."""
-    (shipped,) = (result for result in read() if result.paper == paper.paper)
-    for claim, result in zip(paper.claims, shipped.claims, strict=True):
-        differs = result.verdict in (
-            Verdict.DIRECTION_ONLY, Verdict.NO_EFFECT, Verdict.NOT_REPRODUCED,
-        )  # fmt: skip
-        tried = [(one.name, one.reading) for one in claim.counters
-                 if differs or (one.always and result.measured is not None)]  # fmt: skip
-        made = [(one.name, one.reading) for one in result.counters]
-        lacking = int(claim.id in NOT_SHIPPED)
-        assert made == tried[: len(tried) - lacking], claim.id
-        moved = [one.field for one in result.ranges]
-        judged = differs or result.verdict is Verdict.REPRODUCED
-        if judged and result.measured is not None and result.measured.badge != "counted":
-            assert moved == ([] if claim.id in NO_RANGES else [*claim.numbers]), claim.id
-        else:
-            assert moved == [], claim.id
+    check(paper.paper, paper.claims)
 
 
 @pytest.mark.parametrize("paper", SHIPPED)

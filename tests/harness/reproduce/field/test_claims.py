@@ -1,0 +1,8 @@
+"""The claims of this module are those of the results that ship."""
+
+from moebench.harness.reproduce.field.claims import CLAIMS
+from tests.harness.reproduce.shipped import check
+
+
+def test_claims_are_those_that_ship() -> None:
+    check("field", CLAIMS)
