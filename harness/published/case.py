@@ -341,7 +341,8 @@ def _memory(
         if row.ram_gb_s is None:
             unsaid.append(("memory channels", "all of the processor's"))
         return [f"{kind}-{said_rate}".lower()]
-    channels, total = int(number[0]), row.ram_channels.endswith(" total")
+    channels = int(number[0])
+    total = re.search(r" total$| over \d+ sockets$", row.ram_channels) is not None
     if sockets > 1 and not total and ("per" in row.ram_channels or channels <= processor.channels):
         channels *= sockets
     channels = min(channels, processor.channels * sockets)

@@ -139,6 +139,8 @@ SERVER = {"cpu": "Xeon Gold 6454S", "ram_type": "DDR5-4800", "ram_channels": "8"
          "rtx-3090+xeon-gold-6454s*2+ddr5-4800*16+ram=96", 2),
         ({**SERVER, "sockets": 2, "ram_channels": "8 total"},
          "rtx-3090+xeon-gold-6454s*2+ddr5-4800*8+ram=96", 2),
+        ({**SERVER, "sockets": 2, "ram_channels": "7 DIMMs over 2 sockets"},
+         "rtx-3090+xeon-gold-6454s*2+ddr5-4800*7+ram=96", 2),
         ({**SERVER, "sockets": None, "cpu": "2x Xeon Gold 6454S"},
          "rtx-3090+xeon-gold-6454s*2+ddr5-4800*16+ram=96", 2),
         ({**SERVER, "sockets": None, "cpu": "Dual Xeon Gold 6454S", "ram_channels": "4"},
