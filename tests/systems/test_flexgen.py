@@ -339,7 +339,12 @@ def budget(gib_, layer_bytes=1000, expert_bytes=352_321_536):
 
 def test_the_program_places_experts():
     placed = ByLinearProgram()
+    assert placed.shares == (0, None)
     homes = placed.homes(MIXTRAL, budget(48))
+    # 32 W g + 2 W (1 - g) of 38.4 GiB less cache, states and work of a prompt, 0.14 GB.
+    layer = 1000 + 8 * 352_321_536
+    by_hand = (0.8 * 48 * GIB - 0.14e9 - 2 * layer) / (30 * layer)
+    assert placed.shares == (0, pytest.approx(100 * by_hand, abs=0.1))
     assert {*homes} == {"stream"}
     # 38.4 GiB less 5.4 GiB of buffers: about 39 % of the weights, three experts of eight.
     assert placed.resident(MIXTRAL) == 3

@@ -186,6 +186,13 @@ def test_a_question_with_options_is_scored_by_its_letter() -> None:
     assert metric_of(workload("bbh"), question("True")) == "exact_text"
 
 
+def test_letters_beyond_the_options_do_not_count() -> None:
+    two, three = (
+        Example(id="e", prompt="?", choices=("one", "two", "three")[:n], answer=1) for n in (2, 3)
+    )
+    assert [item_value(workload("boolq"), one, " C B") for one in (two, three)] == [1.0, 0.0]
+
+
 def test_a_chat_set_has_nothing_to_score() -> None:
     assert not workload("alpaca").scored
     with pytest.raises(UsageError, match="no reference answers"):
