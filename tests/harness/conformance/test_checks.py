@@ -15,10 +15,12 @@ from moebench.harness.conformance.suite import (
     Report,
     _Checked,
     _line,
+    check_invariants,
     check_lengths,
     check_lossless,
 )
 from moebench.harness.conformance.swaps import _check_arrival, check_options, other_values
+from moebench.harness.conformance.watch import Claim, LetGo
 from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import BudgetError, UsageError
@@ -168,6 +170,125 @@ def test_a_lossless_system_writes_what_the_resident_model_does(
     assert said(check_lossless, ran(*FULL, replaced=2), bench) == "2 experts were replaced"
     with pytest.raises(NotChecked, match="does not claim to be lossless"):
         check_lossless(ran(*FULL, lossless=False), bench)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What each check of a run's invariants is given, by its name."""
+    found: dict[str, Any] = {}
+
+    def noted(name: str, answer: Any = None) -> None:
+        def check(*given: Any, **more: Any) -> Any:
+            found[name] = (*given, more) if more else given
+            return answer
+
+        monkeypatch.setattr(suite, name, check)
+
+    for name in ("check_timeline", "check_order", "check_micro_batches", "check_counts",
+                 "check_times", "check_host_memory"):  # fmt: skip
+        noted(name)
+    noted("bound", {"ratio": 1.0, "programs": {"tpot_ms": 9.0}, "clairvoyant_ms": 9.0})
+    return found
+
+
+def finished(checks: dict[str, Any], **options: Any) -> Any:
+    """A run with all parts that invariants are checked on."""
+    tier = SimpleNamespace(peak_bytes=5, budget_bytes=5)
+    low = SimpleNamespace(record_bytes=lambda full, stored: (full, stored))
+    system = SimpleNamespace(
+        expert_precision=None, forms=[low], evict=SimpleNamespace(writes_back="back"),
+        reads_unfinished="unfinished", place=SimpleNamespace(own_forms=()),
+    )  # fmt: skip
+    cache = SimpleNamespace(
+        capacity=7, check_integrity=lambda: checks.setdefault("integrity", ()),
+        form_of=lambda key: key // 100, expert_of=lambda key: (key // 10 % 10, key % 10),
+    )  # fmt: skip
+    engine = SimpleNamespace(
+        system=system, cache=cache, homes="homes", tally=SimpleNamespace(by_phase="counts"),
+        model=SimpleNamespace(shape=SimpleNamespace(num_experts=8, num_layers=3)),
+        transfers=SimpleNamespace(queued_uploads=lambda: "queued"),
+    )  # fmt: skip
+    spec = SimpleNamespace(**{"expert_dtype": None, "precision": "bf16"} | options)
+    timeline = SimpleNamespace(spans="spans")
+    stage = SimpleNamespace(
+        timeline=timeline, engine=engine, device=tier, host=SimpleNamespace(**vars(tier)),
+        machine=SimpleNamespace(host_memory=SimpleNamespace(capacity=4)),
+    )  # fmt: skip
+    events = [Claim(0, 123, 0, None, True), Claim(0, 45, 1, None, False), LetGo(1, 45)]
+    return SimpleNamespace(stage=stage, session=SimpleNamespace(spec=spec, full="full"),
+                           events=events, deferred="deferred", generations="ran")  # fmt: skip
+
+
+def test_all_invariants_of_a_run_are_checked(checks: dict[str, Any]) -> None:
+    made = finished(checks)
+    check_invariants(made)
+    engine = made.stage.engine
+    assert checks == {
+        "check_timeline": ("spans", made.events, {
+            "num_experts": 8, "num_layers": 3, "capacity": 7, "record_bytes": [("full", "bf16")],
+            "budget_bytes": 5, "writes_back": "back", "reads_unfinished": "unfinished",
+            "queued": "queued", "one_form": False}),
+        "check_order": ("spans", "homes", "deferred"), "check_micro_batches": ("spans",),
+        "check_counts": ("spans", "counts", "ran"),
+        "check_times": (made.stage.timeline, "ran"), "integrity": (),
+        "check_host_memory": ("spans", [(1, 2, 3)], 4),
+        "bound": (engine, "ran", {"clairvoyant": True}),
+    }  # fmt: skip
+    made = finished(checks, expert_dtype="int8")
+    made.stage.machine.host_memory = None
+    made.stage.engine.system.place.own_forms = [1]
+    del checks["check_host_memory"]
+    check_invariants(made)
+    assert "check_host_memory" not in checks
+    options = checks["check_timeline"][-1]
+    assert (options["record_bytes"], options["one_form"]) == ([("full", "int8")], True)
+    made = finished(checks)
+    made.stage.engine.system.expert_precision = "4bit"
+    check_invariants(made)
+    assert checks["check_timeline"][-1]["record_bytes"] == [("full", "4bit")]
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_peaks_stay_within_their_budgets(tier: str, checks: dict[str, Any]) -> None:
+    made = finished(checks)
+    getattr(made.stage, tier).peak_bytes = 6
+    assert said(check_invariants, made) == f"more bytes than the {tier} has"
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"ratio": None, "programs": None}, None),
+        ({"ratio": 0.999, "programs": None}, "it is faster than its lower bound: 0.999 of it"),
+        ({"ratio": 1, "programs": {"tpot_ms": 8.9}, "clairvoyant_ms": 9.0},
+         "it is faster than the clairvoyant bound: 8.9 of 9.0 ms"),
+    ],
+)  # fmt: skip
+def test_no_run_is_faster_than_its_bounds(
+    found: dict[str, Any], says: str | None, checks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "bound", lambda *given, clairvoyant: found)
+    assert said(check_invariants, finished(checks)) == says
+
+
+def test_a_system_is_checked_in_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(suite, "build", lambda name, variant: asked.append((name, variant)))
+    monkeypatch.setattr(suite, "bench_in", lambda scratch: f"bench in {scratch}")
+    monkeypatch.setattr(suite, "check_options", lambda *given: asked.append(given))
+    monkeypatch.setattr(_Checked, "check_case", lambda self, case: asked.append(
+        (self.name, self.variant, self.bench, case)))  # fmt: skip
+    seen: list[Any] = []
+    found = suite.check_system(Case, "shipped", ["a", "b"], lambda *done: seen.append(done),  # type: ignore
+                               "here")  # type: ignore[arg-type]  # fmt: skip
+    name = "moebench.harness.conformance.cases:Case"
+    assert asked == [(name, "shipped"), (name, "shipped"),
+                     *((name, "shipped", "bench in here", case) for case in "ab")]  # fmt: skip
+    assert seen == [(1, 2), (2, 2)]
+    assert found.findings == [Finding(name, "shipped", "options", None, "ok")]
+    asked.clear()
+    suite.check_system("smoe", cases=[])
+    assert asked == [("smoe", "published"), ("smoe", "published")]
 
 
 # ----------------------------------------------------------------------------- options
