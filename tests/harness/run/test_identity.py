@@ -1,19 +1,36 @@
 """What a run's id depends on: its spec, the code, and its system with all that this imports."""
 
+import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from moebench.harness.run import identity
-from moebench.harness.run.identity import code_hash, run_id, system_hash
+from moebench.harness.run.code_cache import CodeCache
+from moebench.harness.run.identity import (
+    _source,
+    bits_hash,
+    code_hash,
+    find_module,
+    imports_of,
+    is_hashed,
+    profile_hash,
+    run_id,
+    syntax_of,
+    system_hash,
+)
+from moebench.harness.run.rules import resolve
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.models.catalogue import quantised
 from moebench.systems.options import build
 
 ROOT = Path(__file__).parents[3]
@@ -339,3 +356,122 @@ def test_the_committed_map_is_of_this_code() -> None:
     assert all(re.fullmatch("[0-9a-f]{16}", one) for one in hashes)
     chained = [old for kind in known.values() for new, old in kind.items() if old in kind]
     assert chained == []
+
+
+# --------------------------------------------------------------------------- piece by piece
+
+
+def test_a_profile_is_known_by_its_content_and_this_computer_by_the_time() -> None:
+    spec = resolve(None, system="smoe", setting="S3")
+    assert profile_hash(spec) == load_profile("a6000", "hf-eager").content_hash()
+    assert profile_hash(spec) != load_profile("a6000").content_hash()
+    local = resolve(None, system="smoe", setting="S3", machine="local")
+    first, second = (datetime.fromisoformat(profile_hash(local)) for _ in range(2))
+    assert first.utcoffset() == timedelta(0)
+    assert first < second
+
+
+def test_bits_are_part_of_the_id_where_a_format_gives_them() -> None:
+    spec = resolve(None, system="smoe", setting="S3")
+    assert bits_hash(spec) == {}
+    quant = resolve(None, system="smoe", setting="S3", quant="q4_k_m")
+    stored = quantised("q4_k_m", "qwen2-57b-a14b")
+    assert bits_hash(quant) == {"bits": repr([*stored.bits, stored.rate])}
+
+
+@pytest.mark.parametrize(
+    ("module", "counts"),
+    [
+        ("os", False), ("os.path", False), ("numpy", True), ("mine", True), ("mine.deep", True),
+        ("moebench", False), ("moebench.systems.smoe", True), ("moebench.substrate.terms", False),
+        ("moebench.workloads.data", False), ("moebench.harness.run.learn", False),
+        ("moebench.reports", True),
+    ],
+)  # fmt: skip
+def test_modules_of_the_library_and_shared_ones_are_not_a_systems(
+    module: str, counts: bool
+) -> None:
+    assert is_hashed(module) is counts
+
+
+def test_sources_are_of_ones_own_modules_and_of_named_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    files = ("pack_of_id/__init__.py", "pack_of_id/part.py", "alone_of_id.py",
+             "site-packages/inst_of_id.py")  # fmt: skip
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("A = 1\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    none = frozenset[str]()
+    assert _source("pack_of_id", none) == tmp_path / files[0]
+    assert _source("pack_of_id.part", none) == tmp_path / files[1]
+    assert _source("alone_of_id", none) == tmp_path / files[2]
+    assert "pack_of_id" not in sys.modules, "no package is imported"
+    assert _source("inst_of_id", none) is None
+    assert _source("inst_of_id", frozenset({"inst_of_id"})) == tmp_path / files[3]
+    for absent in ("pack_of_id.no", "alone_of_id.attribute", "no_such_of_id", "no_such_of_id.part",
+                   "sys", "math"):  # fmt: skip
+        assert _source(absent, none) is None
+    assert find_module("pack_of_id.part").origin == str(tmp_path / files[1])
+    assert find_module("json") is json.__spec__
+    monkeypatch.setitem(sys.modules, "made_up_of_id", object())
+    assert find_module("made_up_of_id") is None
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "names"),
+    [
+        ("import a, b.c as d", "p", ["a", "b.c"]),
+        ("from a.b import c, d as e", "p", ["a.b", "a.b.c", "a.b.d"]),
+        ("from . import a\nfrom .b import c\nfrom ..d import e", "p.q",
+         ["p.q", "p.q.a", "p.q.b", "p.q.b.c", "p.d", "p.d.e"]),
+        ("from . import a\nimport b", "", ["b"]),
+        ("import_module('a')\nimportlib.import_module('b')\n__import__('c')\nopen('d')\n"
+         "import_module(4)\nimport_module(x)\nimport_module()", "p", ["a", "b", "c"]),
+        ("def f(", "p", []), ("a = 1", "p", []),
+    ],
+)  # fmt: skip
+def test_names_that_a_module_imports(source: str, package: str, names: list[str]) -> None:
+    assert sorted(imports_of(source.encode(), package)) == sorted(names)
+
+
+def test_a_file_that_is_no_python_stands_for_itself() -> None:
+    assert syntax_of(b"def f(\n") == b"def f(\n"
+    assert syntax_of(b"a\0") == b"a\0"
+    assert syntax_of(b"x = 1  # why\n") == syntax_of(b"x  =  1") != syntax_of(b"x = 2")
+    assert syntax_of(b"def f():\n  'd'\n  x") != syntax_of(b"def f():\n  x\n  'd'")
+
+
+def test_what_was_computed_is_kept_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = CodeCache(tmp_path / "kept.json")
+    monkeypatch.setattr(identity, "CACHE", kept)
+    sources = [("a", b"x = 1"), ("b", b"x = 2")]
+    found = identity._digest(sources, [b"more"])
+    assert [*json.loads((tmp_path / "kept.json").read_text()).values()] == [[found]]
+    whole = hashlib.sha256()
+    for name, source in sources:
+        whole.update(name.encode() + syntax_of(source))
+    whole.update(b"more")
+    assert found == whole.hexdigest()[:16]
+    others = [
+        identity._digest(*given)
+        for given in (
+            (sources,), (sources[::-1], [b"more"]), (sources, [b"other"]), (sources[:1], [b"more"]),
+        )
+    ]  # fmt: skip
+    assert len({found, *others}) == 5
+
+
+def test_the_shared_code_is_all_that_a_result_may_depend_on() -> None:
+    """Every Python file of five folders, and one more."""
+    files = [
+        path for folder in ("substrate", "workloads", "harness/stage", "harness/native",
+                            "harness/run") for path in (ROOT / folder).rglob("*.py")
+    ] + [ROOT / "harness" / "settings.py"]  # fmt: skip
+    seen: dict[str, bytes] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(identity, "_digest", lambda sources: seen.update(sources) or "hash")
+        assert identity.shared_code_hash() == "hash"
+    assert seen == {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in files}
