@@ -104,7 +104,7 @@ def rows_on_host(rows: int, tokens: int, matrix_bytes: int, given: int | None = 
     return min(found, max(1, rows // 4), max(2, tokens), rows - 1)
 
 
-def threshold(free: int, covers: bool, admit_after: int | None = None, again: int = 8) -> int:
+def threshold(free: int, covers: bool, admit_after: int | None, again: int) -> int:
     """Return at which of its misses an expert is queued.
 
     Args:
@@ -142,12 +142,7 @@ def fills(
 
 
 def every_nth(
-    missed: Iterable[int],
-    copying: Container[int],
-    before: int,
-    free: int,
-    room: int,
-    every: int = 8,
+    missed: Iterable[int], copying: Container[int], before: int, free: int, room: int, every: int
 ) -> tuple[list[int], int]:
     """Return the experts that a node of the earlier fork queues, and the device's misses so far.
 

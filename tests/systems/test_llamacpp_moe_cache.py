@@ -148,13 +148,13 @@ def test_point_4_smaller_matrices_bypass_the_cache():
 
 
 def test_point_5_the_earlier_fork_admits_each_eighth_miss_of_the_device_when_full():
-    assert every_nth([1, 2, 3], (), 0, 0, 8) == ([], 3)
-    assert every_nth([4, 5, 6, 7, 1, 2], (), 3, 0, 8) == ([1], 9)  # 1 is the eighth miss
+    assert every_nth([1, 2, 3], (), 0, 0, 8, 8) == ([], 3)
+    assert every_nth([4, 5, 6, 7, 1, 2], (), 3, 0, 8, 8) == ([1], 9)  # 1 is the eighth miss
     # An expert that is being copied counts and is not queued.
-    assert every_nth([9, 3], {9}, 7, 0, 8) == ([], 9)
+    assert every_nth([9, 3], {9}, 7, 0, 8, 8) == ([], 9)
     # While slots are free each miss is queued, once.
-    assert every_nth([1, 2, 1, 3], (), 0, 2, 8) == ([1, 2], 4)
-    assert every_nth(range(12), (), 0, 99, 8) == (list(range(8)), 12)
+    assert every_nth([1, 2, 1, 3], (), 0, 2, 8, 8) == ([1, 2], 4)
+    assert every_nth(range(12), (), 0, 99, 8, 8) == (list(range(8)), 12)
 
 
 def test_point_6_heat_protects_more_than_four_hits():
