@@ -294,6 +294,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("mine", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [readme(), OWN], ids=["readme", "from public names alone"])
 def test_a_system_of_ones_own_is_written_with_public_names(mine: Path, source: str) -> None:
     for node in ast.walk(ast.parse(source)):
@@ -376,6 +377,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_importing_moebench_imports_nothing_else(imported: dict[str, list[str]]) -> None:
     assert imported["import moebench"] == ["moebench"]
 
@@ -385,6 +387,7 @@ def test_nothing_heavy_is_imported(imported: dict[str, list[str]], what: str) ->
     assert imported[what] == []
 
 
+@pytest.mark.slow
 def test_modules_of_the_current_folder_replace_no_library(tmp_path: Path) -> None:
     for name in ("yaml", "json", "torch", "typer", "rich", "pydantic"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")

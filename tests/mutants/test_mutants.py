@@ -106,6 +106,7 @@ def test_false():
 """
 
 
+@pytest.mark.slow
 def test_the_tests_that_cover_a_defect_judge_it(project: Path) -> None:
     place = project / "tests" / "systems"
     place.mkdir(parents=True)

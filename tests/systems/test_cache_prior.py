@@ -324,6 +324,7 @@ class Exact(CachePriorSystem):
     alpha: float = 0.0
 
 
+@pytest.mark.slow
 def test_lambda_0_generates_the_tokens_of_the_resident_model():
     found = {f.check: f.state for f in check_system(Exact, cases=[CASES[0]]).findings}
     assert found["lossless"] == "ok"

@@ -54,6 +54,7 @@ def test_every_system_makes_sense(name: str, variant: str) -> None:
     assert why_not(build(name, variant=variant)) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_what_makes_sense_runs(tmp_path: Path) -> None:
     """At least 19 of 20 compositions of all policies that are not refused run."""
     found: Counter[str] = Counter()

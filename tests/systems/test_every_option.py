@@ -84,6 +84,7 @@ def seen(system: str, overrides: dict[str, str], key: str) -> None:
     assert describe(build(spec.system, spec.overrides))[key] == now[key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("decision", "name"), EVERY_POLICY)
 def test_every_option_of_every_policy_is_seen_in_every_system(decision, name):
     for key, text in changes(policy_class(decision, name), decision + "."):

@@ -444,6 +444,7 @@ def test_counts_decay_in_each_pass_and_chunk():
     assert policy._before_LE[0].tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([(0, 3), (1, 2), (4, 5), (2, 5), (3, 4)]), min_size=8, max_size=40))
 def test_each_layer_keeps_its_slots(tokens):
     # 6 experts, 4 slots of which 2 are spare.

@@ -65,6 +65,7 @@ def test_the_default_is_vllms_and_the_options_make_tinyserve():
     assert tiny.lookaheads == {Lookahead.NORMED: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4]], ids=str)
 def test_tinyserve_conforms(case):
     assert not check_system(TinyServe, cases=[case]).failures

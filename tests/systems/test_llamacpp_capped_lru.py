@@ -278,6 +278,7 @@ PASSES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(PASSES, st.integers(1, 4), st.integers(0, 3), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_policies_do_what_the_layers_do(passes, n, uploads, in_time):

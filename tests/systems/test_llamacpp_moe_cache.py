@@ -444,6 +444,7 @@ NODES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(NODES, st.sampled_from([2, 3, 5, 16]), st.sampled_from([0, 1, 4, 100]),
        st.integers(1, 8), st.integers(1, 8), st.integers(1, 5))  # fmt: skip
 @settings(max_examples=300, deadline=None)

@@ -215,6 +215,7 @@ def searched(layers: list[LayerBytes], output: int, compute: int, target: int):
     return entries, part, "ATTN" if used(entries, part, "ATTN") < target else "MOE"
 
 
+@pytest.mark.slow
 @given(models())
 @settings(max_examples=600, deadline=None)
 def test_the_closed_form_is_what_the_search_finds(model):

@@ -69,6 +69,7 @@ def test_unknown_policies():
         make("evict", "lr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

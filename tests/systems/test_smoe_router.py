@@ -270,6 +270,7 @@ def routings(draw):
     return rows, own, resident, draw(st.sampled_from([2, 1, 3, 4, 0]))
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(routings(), st.sampled_from(["decode", "prefill"]))
 def test_the_router_does_what_the_text_says(case, phase):

@@ -233,6 +233,7 @@ OWN_WORDS = Example(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rouge_by_hand() -> None:
     """Two of its two and of the reference's four words are shared, but no pair of neighbours."""
     entry = workload("truthfulqa_gen")

@@ -87,6 +87,7 @@ def test_advice_is_what_is_predicted_of_a_row_that_says_as_much(row: Row) -> Non
 # ------------------------------------------------------------------------------ what holds
 
 
+@pytest.mark.slow
 def test_the_best_come_first_and_there_are_at_most_eight() -> None:
     found = ask(engines=tuple(RULES), binding=True).rows
     assert 1 < len(found) <= ROWS
@@ -111,6 +112,7 @@ def test_rows_are_tied_within_the_error_of_a_ratio_and_not_beyond() -> None:
     assert not slow.tied
 
 
+@pytest.mark.slow
 def test_more_host_layers_take_more_host_memory_and_time() -> None:
     llama = Configuration(engine="llama.cpp")
     rows = [ask(forced=replace(llama, host_layers=n), engines=("llama.cpp",)).rows
@@ -122,6 +124,7 @@ def test_more_host_layers_take_more_host_memory_and_time() -> None:
     assert all(row.device_gib + row.host_gib > 58 for row in forced)
 
 
+@pytest.mark.slow
 def test_a_forced_configuration_that_does_not_fit_is_predicted_and_says_so() -> None:
     found = ask(forced=Configuration(engine="llama.cpp", host_layers=0))
     (row,) = [one for one in found.rows if one.forced]
@@ -131,6 +134,7 @@ def test_a_forced_configuration_that_does_not_fit_is_predicted_and_says_so() -> 
     assert "does not fit" not in found.verdict
 
 
+@pytest.mark.slow
 def test_a_model_beyond_the_memory_pages_only_where_the_file_is_mapped() -> None:
     found = ask(parts={**DESKTOP, "ram": "32"})
     paged = {row.engine: row for row in found.rows}
@@ -158,6 +162,7 @@ def test_a_context_too_large_is_answered_with_the_largest_that_fits() -> None:
     assert any(row.engine == "llama.cpp" for row in again.rows)
 
 
+@pytest.mark.slow
 def test_a_cache_in_few_bits_is_offered_unless_all_must_be_lossless() -> None:
     parts = {"gpu": "rtx-3060-12gb", "cpu": "ryzen-5-5600", "ram": "128"}
     context = ask("glm-4.5-air", parts=parts, context="128k", lossless=True).largest_context
@@ -212,6 +217,7 @@ def test_a_better_machine_is_never_slower(more: int, reads: float, model: str) -
         assert found.request_s <= now.request_s * 1.001
 
 
+@pytest.mark.slow
 def test_a_batch_is_read_and_written_together() -> None:
     one, four = ask(engines=("llama.cpp",)).rows[0], ask(engines=("llama.cpp",), batch=4).rows[0]
     assert four.decode.value > one.decode.value, "tokens of all texts"
@@ -255,6 +261,7 @@ def test_every_engine_has_a_row_before_any_has_two() -> None:
     assert {row.engine for row in found} == set("abcdefgh")
 
 
+@pytest.mark.slow
 def test_shares_of_what_binds_are_those_of_a_time_that_is_known() -> None:
     # Experts on the host: twice its bandwidth halves that part of a token's time.
     one = question(model="qwen3-235b-a22b", quant="q4_k_m",

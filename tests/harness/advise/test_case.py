@@ -135,6 +135,7 @@ def test_other_products_are_another_question(tmp_path: Path) -> None:
     assert len({before, first, kept.key_of(repr(asked(machine=path)))}) == 3
 
 
+@pytest.mark.slow
 def test_a_calibrated_machine_is_answered(tmp_path: Path) -> None:
     found = answers(asked(machine=calibrated(tmp_path, reads=30.0)), ["llama.cpp"])
     assert found.rows[0].binds == "memory of the host"
@@ -142,6 +143,7 @@ def test_a_calibrated_machine_is_answered(tmp_path: Path) -> None:
     assert faster.rows[0].decode.value > found.rows[0].decode.value * 1.4
 
 
+@pytest.mark.slow
 def test_whole_layers_are_placed_where_an_engine_places_them() -> None:
     one = question(
         model="qwen3-30b-a3b",

@@ -378,6 +378,7 @@ def test_the_chart_follows_the_window(browser: Any, file: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 def test_the_grid_that_ships_is_shown_at_once(
     browser: Any, tmp_path: Path, width: int, scheme: str

@@ -23,6 +23,7 @@ def advise(*arguments):
     return call("advise", *FEW, *arguments, "--json")
 
 
+@pytest.mark.slow
 def test_a_wide_budget_takes_the_fastest_lossless_system() -> None:
     called = advise("--tpot-ms", "100000")
     assert called.code == 0, called.err
@@ -41,6 +42,7 @@ def test_a_wide_budget_takes_the_fastest_lossless_system() -> None:
     assert alone["metrics"]["tpot_ms"]["mean"] == pytest.approx(smoe["tpot"]["value"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_smallest_alpha_in_budget_is_searched_and_run() -> None:
     measured = advise("--tpot-ms", "0.001").json["alpha"]["smoe"]["measured_ms"]
     slow, fast = measured["0"], min(measured.values())
@@ -56,6 +58,7 @@ def test_the_smallest_alpha_in_budget_is_searched_and_run() -> None:
     assert Store(Path(".moebench")).get(smoe["run_id"])["spec"]["alpha"] == smoe["alpha"]
 
 
+@pytest.mark.slow
 def test_finished_cells_are_not_run_again() -> None:
     first = advise("--tpot-ms", "100000")
     assert "sweep:" in first.err
@@ -64,6 +67,7 @@ def test_finished_cells_are_not_run_again() -> None:
     assert again.json == first.json
 
 
+@pytest.mark.slow
 def test_how_far_the_nearest_is() -> None:
     called = advise("--tpot-ms", "0.001")
     assert called.code == 1
@@ -75,6 +79,7 @@ def test_how_far_the_nearest_is() -> None:
     assert "The nearest is" in found["advice"]
 
 
+@pytest.mark.slow
 def test_a_limit_of_accuracy_loss_takes_the_fastest() -> None:
     found = advise("--accuracy-loss", "0").json
     assert all(row["loss"]["value"] == 0 for row in found["meeting"])
@@ -82,6 +87,7 @@ def test_a_limit_of_accuracy_loss_takes_the_fastest() -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_scores_are_compared_with_the_lossless_models() -> None:
     called = advise("--tpot-ms", "100000", "--by", "score")
     assert called.code == 0, called.err
@@ -91,6 +97,7 @@ def test_scores_are_compared_with_the_lossless_models() -> None:
     assert any("by chance" in note for note in called.json["notes"]), "random weights"
 
 
+@pytest.mark.slow
 def test_what_is_shown() -> None:
     called = call("advise", *FEW, "--tpot-ms", "100000")
     assert called.code == 0
@@ -173,6 +180,7 @@ def by_sigterm() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [by_ctrl_c, by_sigterm])
 def test_an_interrupted_command_answers_from_what_was_finished_and_goes_on(how) -> None:
     handler = signal.getsignal(signal.SIGTERM)
@@ -213,6 +221,7 @@ def test_an_interruption_before_the_first_result_says_that_nothing_was_measured(
     assert len(Store(Path(".moebench")).runs()) == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_of_alpha_says_so() -> None:
     first = advise("--tpot-ms", "100000").json
     with pytest.MonkeyPatch.context() as patch:

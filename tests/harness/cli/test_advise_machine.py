@@ -33,6 +33,7 @@ def advise(*arguments: str) -> Any:
     return called.json
 
 
+@pytest.mark.slow
 def test_an_answer_has_engines_rates_memory_and_commands() -> None:
     found = advise()
     assert found["question"]["machine"] == "rtx-3090+ryzen-9-5950x+ram=64"
@@ -56,6 +57,7 @@ def test_an_answer_has_engines_rates_memory_and_commands() -> None:
     assert 20 < layers < 30, "11 of 36 layers' experts of 1.6 GiB each fit beside the rest"
 
 
+@pytest.mark.slow
 def test_the_same_question_is_answered_from_what_is_kept() -> None:
     first = advise("--engines", "llama.cpp")
     (kept,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("advice/*.json")
@@ -67,6 +69,7 @@ def test_the_same_question_is_answered_from_what_is_kept() -> None:
     assert advise("--engines", "llama.cpp", "--context", "16k")["verdict"] != "kept"
 
 
+@pytest.mark.slow
 def test_a_forced_configuration_is_among_the_rows() -> None:
     typed = "llama.cpp -ngl 99 --n-cpu-moe 28 -ub 2048 -t 8 -ctk q8_0 -ctv q8_0 --no-mmap"
     found = advise("--config", typed)["answers"]
@@ -79,6 +82,7 @@ def test_a_forced_configuration_is_among_the_rows() -> None:
     assert row["quality"] == "KV cache in q8_0"
 
 
+@pytest.mark.slow
 def test_an_engines_rates_are_asked_at_the_stated_lengths() -> None:
     short = advise("--engines", "llama.cpp", "--prompt", "500", "--tokens", "100")
     long = advise("--engines", "llama.cpp", "--prompt", "60000", "--tokens", "100",
@@ -90,6 +94,7 @@ def test_an_engines_rates_are_asked_at_the_stated_lengths() -> None:
     assert after["ttft_s"] == pytest.approx(60000 / after["prefill_tok_s"])
 
 
+@pytest.mark.slow
 def test_purchases_are_listed_with_their_gain() -> None:
     found = advise("--engines", "llama.cpp", "--buy")["buy"]
     assert found == sorted(found, key=lambda one: -one["gain_tok_s"]["value"])
@@ -117,6 +122,7 @@ def test_what_does_not_fit_says_the_number_and_ends_with_1() -> None:
     assert "left out: llama.cpp: without routed experts it needs" in called.err
 
 
+@pytest.mark.slow
 def test_a_system_of_moebench_is_a_simulated_run() -> None:
     called = call("advise", "--model", "qwen3-30b-a3b", "--gpu", "rtx-3060-12gb", "--cpu",
                   "ryzen-5-5600", "--ram", "64", "--engines", "llama.cpp,moebench:fiddler",

@@ -386,6 +386,7 @@ def test_an_interrupt_ends_with_130(here: Path, monkeypatch: pytest.MonkeyPatch)
 # --------------------------------------------------------------------------- as a process
 
 
+@pytest.mark.slow
 def test_as_a_process(here: Path) -> None:
     done = module("run", "--system", "smoe", *SMALL, "--json", cwd=here)
     assert done.returncode == 0, done.stderr

@@ -402,6 +402,7 @@ def two(project: Measured) -> Measured:
     return project
 
 
+@pytest.mark.slow
 def test_every_output_has_the_history(two: Measured) -> None:
     called = call("report", "--since", "start", "--csv", "csv", "--html", "r.html", "--latex",
                   "tex", "--figures", "figures", "--json")  # fmt: skip
@@ -439,6 +440,7 @@ def test_a_pipe_has_one_table_and_each_figure_has_a_history(two: Measured) -> No
         assert {row["figure"] for row in rows} == {name}
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_line(two: Measured, tmp_path: Path, monkeypatch: Any) -> None:
     assert "--metric tpot: allowed: tpot_ms, ttft_ms, hit_ratio, kl" in refused(
         "report", "--since", "start", "--metric", "tpot"

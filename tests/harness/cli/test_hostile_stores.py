@@ -133,6 +133,7 @@ def edited() -> tuple[dict[str, Any], dict[str, Any]]:
     return before, after
 
 
+@pytest.mark.slow
 def test_an_edited_document_says_so_wherever_it_is_shown(here: Path) -> None:
     before, _ = edited()
     run("smoe")

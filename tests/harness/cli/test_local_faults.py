@@ -79,6 +79,7 @@ def test_a_placement_for_host_computing_is_refused_where_the_host_is_the_device(
     assert "give --emulated-link RATE, or --set place=popular" in line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shipped_models")  # tiny ones read too little to fail in the middle
 def test_a_disk_that_fails_in_the_middle_of_a_run(monkeypatch) -> None:
     run("moe-ondemand", "--machine", "local", "--store", "store")

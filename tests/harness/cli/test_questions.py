@@ -77,6 +77,7 @@ def unknown(context: Any) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_page_answers_with_every_command() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "?" in line]
     assert len(rows) == len(ROW.findall(PAGE)) >= 60

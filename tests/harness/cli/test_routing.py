@@ -101,6 +101,7 @@ def test_every_system_runs_and_says_whose_routing_it_had(
         assert known in policy["from"]
 
 
+@pytest.mark.slow
 def test_token_norms_that_a_trace_lacks_count_as_1_and_a_note_says_so() -> None:
     gates = ("--set", "admit.importance=gates", "--slots", "16")
     found = document("swapmoe", "drawn", *gates)
@@ -141,6 +142,7 @@ def test_a_drawn_trace_has_the_prompts_lengths_and_another_has_texts_to_learn_fr
     assert not np.array_equal(trace.ids_TLK[:3], learnt.ids_TLK[:3])
 
 
+@pytest.mark.slow
 def test_runs_with_other_seeds_learn_from_the_same_texts() -> None:
     """The third run, with other lengths, is shown other texts."""
     for seed, tokens, traces in ((5, "4", 2), (6, "4", 3), (6, "3", 5)):
@@ -148,6 +150,7 @@ def test_runs_with_other_seeds_learn_from_the_same_texts() -> None:
         assert len(list((Path(".moebench") / "routing").iterdir())) == traces
 
 
+@pytest.mark.slow
 def test_a_trace_is_drawn_once_for_all_systems_and_kept_in_the_store(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     first = document("moe-ondemand", "drawn", "--store", kept)

@@ -208,6 +208,7 @@ def test_a_substituting_system_runs_with_a_note(recorded: Path) -> None:
     assert any("does not follow the text" in note for note in document["notes"])
 
 
+@pytest.mark.slow
 def test_identity_is_the_content_not_the_place(recorded: Path, tmp_path: Path) -> None:
     first = replayed(recorded, *SMOE)["run_id"]
     moved = tmp_path / "elsewhere"
@@ -220,6 +221,7 @@ def test_identity_is_the_content_not_the_place(recorded: Path, tmp_path: Path) -
     assert replayed(moved, *SMOE)["run_id"] != first
 
 
+@pytest.mark.slow
 def test_the_report_shows_a_replay(recorded: Path) -> None:
     replayed(recorded, *SMOE)
     called = call("report", "--html", "out.html")
@@ -335,6 +337,7 @@ def replay_ids(trace: Path, *arguments: str) -> Called:
     return call("run", "--trace", trace, "--machine", "rtx4060ti", "--json", *arguments)
 
 
+@pytest.mark.slow
 def test_an_imported_trace_says_its_model_and_runs_without_a_prompt(ids_only: Path) -> None:
     document = replay_ids(ids_only, "--system", "moe-ondemand").json
     assert document["spec"]["model"] == "olmoe-1b-7b"
@@ -386,6 +389,7 @@ def test_a_prefill_alone_has_a_ttft_and_no_tpot() -> None:
     assert metrics["ttft_ms"] is not None
 
 
+@pytest.mark.slow
 def test_a_trace_with_fewer_chosen_experts_replays_as_it_ran() -> None:
     source = publish(Path("qwen3-30b-a3b-k6__explain"), 48, 128, 6, phase=1)
     assert call("trace", "import", source, "--out", "k6").code == 0

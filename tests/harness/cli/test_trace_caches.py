@@ -84,6 +84,7 @@ def test_the_command_counts_as_the_statistics_of_trace_info(drawn: Path) -> None
             assert counted.json["hit_rates"][policy][str(size)] == pytest.approx(rate, abs=6e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["global", "layer"])
 def test_the_hit_rate_is_the_hit_ratio_of_a_run(drawn: Path, scope: str) -> None:
     asked = ("trace", "caches", drawn, "--policies", "lru,lfu", "--slots", "16", "--json")
@@ -120,6 +121,7 @@ def test_statistics_have_a_cache_a_layer_and_the_table_says_so(drawn: Path) -> N
         assert call(*asked).out.splitlines()[1].split("\t")[:2] == ["fifo", scope]
 
 
+@pytest.mark.slow
 def test_belady_is_best_and_more_slots_hit_more(drawn: Path) -> None:
     called = call("trace", "caches", drawn, "--json")
     rates = called.json["hit_rates"]
@@ -152,6 +154,7 @@ def test_belady_that_may_keep_no_new_expert_hits_more(drawn: Path) -> None:
     assert "belady-bypass is equal to it" in both.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

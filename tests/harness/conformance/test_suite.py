@@ -38,6 +38,7 @@ def test_cases_cover_batches_budgets_and_replays():
     assert str(TINY[4]) == "qwen2-57b-a14b, batch 3, tight, replayed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), SUBJECTS)
 def test_every_system_and_variant_conforms(check, name, variant):
     report = check(name, variant, TINY)

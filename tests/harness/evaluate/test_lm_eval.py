@@ -190,6 +190,7 @@ def run(data: Path, *more: str | Path) -> Any:
     return called
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_stored_and_stands_beside_our_own_score(data: Path) -> None:
     called = run(data)
     document = called.json

@@ -320,6 +320,7 @@ def verdicts(models: list[str], cells: list[str]) -> set[Verdict]:
     return {one.verdict for one in [*golden.check_golden(models), *found]}
 
 
+@pytest.mark.slow
 @ARITHMETIC
 @pytest.mark.parametrize("defect", MODEL)
 def test_a_defect_of_the_model_is_caught(
@@ -342,6 +343,7 @@ def test_a_defect_of_decisions_or_costs_is_caught(
     assert verdicts([], [name]) <= {Verdict.REGRESSED, Verdict.IMPROVED}
 
 
+@pytest.mark.slow
 @ARITHMETIC
 @pytest.mark.parametrize("defect", ANSWERS)
 def test_a_defect_of_answers_is_caught(

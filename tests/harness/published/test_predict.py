@@ -64,6 +64,7 @@ def test_experts_that_fit_on_the_card_save_their_layers() -> None:
     assert 0.85 * layer < steps[0] / 12 < layer
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 15), st.sampled_from([0, 10, 20, 30]), st.integers(0, 20_000))
 def test_more_of_anything_is_never_slower(threads: int, layers: int, context: int) -> None:

@@ -140,6 +140,7 @@ def test_every_experiment_expands(experiment: Experiment, quick: bool, tmp_path:
     assert not any(spec.setting == "S2" and spec.system == "llamacpp" for spec in specs)
 
 
+@pytest.mark.slow
 def test_every_counter_experiment_expands_where_it_is_asked(evidence: Evidence) -> None:
     pairs = {
         (need.name, counter.name): (need, counter)
@@ -404,6 +405,7 @@ def test_an_experts_time_in_a_prompt(evidence: Evidence) -> None:
     assert components.prompt_over(512, 256)(evidence).value == pytest.approx(2, abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_shortest_prompt_whose_expert_is_slower_on_the_host(evidence: Evidence) -> None:
     """S3: a load is 2.12 ms, a row 0.0935 ms; 22.5 rows less the handoff are 181 tokens."""
     model, machine = components.MODEL, components.MACHINE

@@ -83,6 +83,7 @@ def test_keys_tell_parts_apart(one: list[bytes], other: list[bytes]) -> None:
     assert (key_of(one) == key_of(other)) == (one == other)
 
 
+@pytest.mark.slow
 def test_hashes_are_the_same_with_and_without_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_a_lossless_system_draws_the_resident_models_tokens(
     assert found["accuracy"]["agreement"] == 1
 
 
+@pytest.mark.slow
 def test_tokens_follow_from_the_seed(resident: dict[str, Any]) -> None:
     again = run("gpu-only", "--allow-overcommit", *SAMPLED)
     greedy = run("gpu-only", "--allow-overcommit", *SAMPLED[4:])
@@ -58,6 +59,7 @@ def test_a_greedy_run_names_no_temperature(resident: dict[str, Any]) -> None:
     assert (resident["spec"]["temperature"], resident["spec"]["top_p"]) == (2, 0.99)
 
 
+@pytest.mark.slow
 def test_drawn_answers_are_scored_where_that_is_asked_for(resident: dict[str, Any]) -> None:
     accuracy = resident["accuracy"]
     assert (accuracy["score"], accuracy["n"]) == (None, 0)

@@ -141,6 +141,7 @@ def test_one_rule_is_judged_in_all_places(trials: Trials) -> None:
         assert search.ratio(one.name) == pytest.approx((ratios[0] * ratios[1]) ** 0.5)
 
 
+@pytest.mark.slow
 def test_the_fastest_trial_of_a_place_need_not_be_the_rule(trials: Trials) -> None:
     """The last ids are a quarter faster in S3, and 5 % slower in S1."""
 

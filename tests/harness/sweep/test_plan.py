@@ -256,6 +256,7 @@ def test_daops_sweep_has_the_lengths_of_its_figures() -> None:
 DAOPS = ("daop", "daop (shipped)", "moe-ondemand")
 
 
+@pytest.mark.slow
 def test_the_field_has_llamacpps_fit_at_every_place() -> None:
     cells = cells_from_file(Path("field"), None)
     places = {(one.machine, one.model, one.quant, one.context) for one in cells}

@@ -370,6 +370,7 @@ def test_unusable_store_is_refused_and_left_unchanged(spoil: Callable[[Path], No
     assert {p: p.read_bytes() for p in (folder, *folder.rglob("*")) if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     put = Store.put
 

@@ -107,6 +107,7 @@ def test_the_first_screen_says_who_is_fastest(browser: Any, store: Path) -> None
     assert len(set(colours)) == 3
 
 
+@pytest.mark.slow
 def test_filters_act_on_tables_charts_and_runs(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store)
     everything = tab.locator("#counted").inner_text()
@@ -386,6 +387,7 @@ def test_best_and_second_best_are_marked_and_the_badge_said_once(browser: Any, s
     assert last.locator(".chip").count() == 1
 
 
+@pytest.mark.slow
 def test_a_number_leads_to_its_runs_and_commands(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store)
     cell = tab.locator(".systems td.number").first
@@ -410,6 +412,7 @@ LINE = (
 )
 
 
+@pytest.mark.slow
 def test_a_click_copies_a_number_with_its_conditions(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store, permissions=["clipboard-read", "clipboard-write"])
     said = tab.locator("#copied")
@@ -523,6 +526,7 @@ def test_two_timelines_share_an_axis(browser: Any, store: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_the_ablation_goes_step_by_step(browser: Any, store: Path) -> None:
     tab, _ = open_page(browser, store)
     tab.locator("#ablation").scroll_into_view_if_needed()
@@ -536,6 +540,7 @@ def test_the_ablation_goes_step_by_step(browser: Any, store: Path) -> None:
     assert "11.00 ms, −64.5 %" in shown
 
 
+@pytest.mark.slow
 def test_dark_is_dark_by_preference_and_by_switch(browser: Any, store: Path) -> None:
     def luminance(tab: Any) -> float:
         numbers = tab.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -559,6 +564,7 @@ def test_dark_is_dark_by_preference_and_by_switch(browser: Any, store: Path) -> 
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store, width=375)
     for fold in tab.locator("details:not(.filters details) > summary").all()[:12]:

@@ -296,6 +296,7 @@ def test_the_largest_batch_fits_and_no_smaller_one_is_faster(
         assert smaller.tokens_per_s <= best.tokens_per_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(machines, texts)
 def test_no_micro_batch_beats_the_search(roofs: Roofs, lengths: Texts) -> None:
     case = Case(MIXTRAL, roofs, lengths)

@@ -571,6 +571,7 @@ def test_an_unknown_machine_lists_machines_and_parts() -> None:
     assert "--parts" not in str(caught.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=12), st.sampled_from(["+", ",", "*", "="]))
 def test_any_text_is_a_machine_or_one_line(text: str, sign: str) -> None:

@@ -240,6 +240,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_header_of_a_large_sparse_file_is_read_without_its_texts(tmp_path: Path) -> None:
     shape = model_shape("qwen3-235b-a22b")
     kinds = {"routed": Kind.IQ2_XXS, "others": Kind.Q4_K}

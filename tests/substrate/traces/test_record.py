@@ -143,6 +143,7 @@ def resident(decoder, tmp_path_factory) -> TraceFile:
     return open_trace(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "float32"])
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[name for name, _ in CASES])
 @pytest.mark.parametrize("batch", [1, 2])

@@ -105,6 +105,7 @@ def test_what_lasts_follows_the_depth_profile():
     assert overlaps[0] < overlaps[-1] < overlaps.max()
 
 
+@pytest.mark.slow
 def test_a_common_part_makes_all_sequences_alike():
     apart, alike = (
         statistic(SynthesisRecipe(static=0.5, common=c), "popularity.gini") for c in (0.0, 1.0)
