@@ -102,6 +102,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_downloaded_once_and_runs(hub: type[Hub]) -> None:
     called = call("models", "fetch", "tiny/olmoe")
     assert called.code == 0, called.err

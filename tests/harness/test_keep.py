@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from moebench.harness.keep import keep, samples_of
 from moebench.results.samples import TokenSample, read_samples
 from moebench.results.store import Store
@@ -19,6 +21,7 @@ def test_every_token_has_its_time_and_what_each_layer_used() -> None:
     assert samples_of([]) == []
 
 
+@pytest.mark.slow
 def test_a_run_is_stored_with_its_samples(tmp_path: Path) -> None:
     store, document = Store(tmp_path), run()
     samples = [TokenSample(0, 0, 4, None), TokenSample(0, 1, 3, [2, 1])]

@@ -178,6 +178,7 @@ def test_no_module_imports_upward(tree: Tree) -> None:
     assert tree.upward() == set()
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle(tree: Tree) -> None:
     tree.check_circles()
 
@@ -227,6 +228,7 @@ def test_a_circle_is_refused(made_up: Callable[..., Tree]) -> None:
         tree.check_circles()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_imports_name_moebench(path: Path) -> None:
     outside = {name.partition(".")[0] for name in imported(path)}

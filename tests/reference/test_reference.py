@@ -96,6 +96,7 @@ def test_times_that_do_not_halve_or_become_longer_are_found() -> None:
     assert laws.slower(before, timed(10.1, 90.0)) == pytest.approx({"TPOT": 0.01})
 
 
+@pytest.mark.slow
 def test_a_machine_twice_as_fast_has_every_rate_twice(tmp_path: Path) -> None:
     factors = laws.twice_as_fast("a6000")
     assert (factors["link.pinned_h2d"], factors["software.layer"]) == (2, 0.5)

@@ -82,6 +82,7 @@ def test_equal_ends_are_the_devices():
 times = st.integers(1, 50).map(lambda n: n * MS)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(times, times), max_size=9))
 def test_the_greedy_is_at_most_twice_the_optimum(experts):
     device, host = [d for d, _ in experts], [h for _, h in experts]

@@ -4,10 +4,13 @@ import importlib
 import json
 import sys
 
+import pytest
+
 from moebench.systems import dynamic_imports
 from moebench.systems.dynamic_imports import imported_by, recorded
 
 
+@pytest.mark.slow
 def test_calls_that_import_are_recorded_and_give_the_module() -> None:
     statement, call = __import__, importlib.import_module
     with recorded():

@@ -179,6 +179,7 @@ def test_every_option_of_a_system_is_read(system):
 # --------------------------------------------------------------------------- refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decision", DECISIONS)
 def test_an_option_of_another_policy_is_refused(decision):
     options = {name: set(options_of(policy_class(decision, name))) for name in POLICIES[decision]}

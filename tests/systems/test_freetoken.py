@@ -519,6 +519,7 @@ class OnHost(FreeToken):
     assign: Assignment = field(default_factory=lambda: BandwidthSplit(mode="cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", [Hybrid, Pools, OnHost])
 def test_every_mode_conforms(system):
     replayed = [case for case in CASES if case.replayed]

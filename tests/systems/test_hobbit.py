@@ -424,6 +424,7 @@ def ran(seed, slots, low, rows, options):
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 999), st.integers(2, 14), st.integers(1, 6), st.integers(1, 3),

@@ -309,6 +309,7 @@ def test_a_token_by_hand():
     assert made.counts["decode"].prefetched_used == 2
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**16),
     slots=st.integers(3, 24),

@@ -218,6 +218,7 @@ def test_shipped_hybrimoe_uses_its_policies_and_notes():
     assert other.remarks(shape(), 9) == [results]
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**16),
     batch=st.integers(1, 3),

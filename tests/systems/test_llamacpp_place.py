@@ -238,6 +238,7 @@ def test_the_closed_form_is_what_the_search_finds(model):
         assert (split.boundary or "MOE") == boundary
 
 
+@pytest.mark.slow
 @given(models())
 @settings(max_examples=400, deadline=None)
 def test_the_split_fits_and_one_more_layer_would_not(model):

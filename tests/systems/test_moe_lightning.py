@@ -214,6 +214,7 @@ def test_staging_takes_time_of_the_cpu_unless_weights_are_page_locked():
 duration = st.integers(1, 90)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 4), st.integers(3, 6),

@@ -65,6 +65,7 @@ def test_the_gate_and_the_room_of_the_cache():
     assert [cached_slots(slots, 4) for slots in (3, 5, 6, 20)] == [0, 0, 1, 15]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(0, 1), st.sets(st.integers(0, 7), min_size=1, max_size=6)),

@@ -308,6 +308,7 @@ def experts_of(ids_TK):
     return set(ids_TK.ravel().tolist())
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(gates(), st.sampled_from(["best", "id"]))
 def test_substitution_keeps_its_invariants_for_any_gate(seen, pick):

@@ -193,6 +193,7 @@ def test_needs_by_example() -> None:
     assert (of("place", "popular").needs, needs_of(given)) == (("texts",), ())
 
 
+@pytest.mark.slow
 def test_list_policies_prints_the_space() -> None:
     listed = call("list", "policies", "--json")
     assert (listed.code, listed.err) == (0, "")

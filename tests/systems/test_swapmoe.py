@@ -416,6 +416,7 @@ def run(seed=0, rows=1, slots=12, passes=8, model=None, costs=None, **options):
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 999),
@@ -443,6 +444,7 @@ def held(made, layers=3):
     return [sum(made.cache.held[6 * layer : 6 * layer + 6]) for layer in range(layers)]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 999), st.integers(9, 17))
 def test_swaps_keep_the_number_of_experts_of_each_layer(seed, slots):

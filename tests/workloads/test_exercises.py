@@ -91,6 +91,7 @@ KEYS: dict[str, Callable[[Example], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_splits_share_no_question_whatever_the_seed(family: str) -> None:
     halves: list[set[str]] = []

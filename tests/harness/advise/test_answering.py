@@ -59,6 +59,7 @@ def test_there_are_rows_to_compare_with() -> None:
     assert len(ROWS_OF_OTHERS) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS_OF_OTHERS, ids=lambda row: row.id)
 def test_advice_is_what_is_predicted_of_a_row_that_says_as_much(row: Row) -> None:
     expected = {one.phase: one for one in predict_row(row)}
@@ -101,6 +102,7 @@ def test_the_best_come_first_and_there_are_at_most_eight() -> None:
         assert all(0 <= share <= 1.01 for share in row.shares.values())
 
 
+@pytest.mark.slow
 def test_rows_are_tied_within_the_error_of_a_ratio_and_not_beyond() -> None:
     found = ask(engines=("llama.cpp", "ik_llama.cpp", "accelerate"), quant="q8_0",
                 model="qwen3-30b-a3b", prompt="0", new="500",
@@ -152,6 +154,7 @@ def test_a_model_beyond_the_memory_pages_only_where_the_file_is_mapped() -> None
     assert faster.decode.value > slower.decode.value
 
 
+@pytest.mark.slow
 def test_a_context_too_large_is_answered_with_the_largest_that_fits() -> None:
     parts = {"gpu": "rtx-3060-12gb", "cpu": "ryzen-5-5600", "ram": "128"}
     found = ask("glm-4.5-air", parts=parts, context="128k", lossless=True)
@@ -181,6 +184,7 @@ def test_a_machine_without_a_card_is_answered() -> None:
     assert found.left_out["exllamav3"] == "does not run without a card"
 
 
+@pytest.mark.slow
 def test_a_machine_of_one_memory_holds_all_on_the_device() -> None:
     found = ask("gpt-oss-120b", parts={"gpu": "strix-halo", "ram": "128"})
     assert [row.engine for row in found.rows] == ["llama.cpp"]

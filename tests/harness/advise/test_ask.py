@@ -137,6 +137,7 @@ def test_any_text_is_a_part_or_refused_in_one_line(option: str, text: str) -> No
     assert "\n" not in said
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(context=st.text(max_size=8), prompt=st.text(max_size=8), quant=st.text(max_size=10))
 def test_any_length_and_format_is_read_or_refused_in_one_line(

@@ -192,6 +192,7 @@ def test_every_machine_can_be_asked_about() -> None:
         assert again.replace(str(grid_build.STAND_IN), "8192") == text
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_whole_layer_on_the_host_takes_its_attention_and_cache_along() -> None
     assert half.host == pytest.approx((all_.common + all_.experts) / 2)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     room=st.floats(2, 80), rows=st.sampled_from([512, 2048, 4096]),

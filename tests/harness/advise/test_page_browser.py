@@ -51,6 +51,7 @@ def picture(tab: Any, name: str) -> None:
         tab.screenshot(path=f"{PICTURES}/advice-{name}.png", full_page=True)
 
 
+@pytest.mark.slow
 def test_the_first_answer_is_the_grids(browser: Any, file: Path) -> None:
     tab, complaints = open_page(browser, file)
     assert texts(tab, "#verdict") == ["Fits: 25 of 24 GB."]
@@ -78,6 +79,7 @@ def test_the_first_answer_is_the_grids(browser: Any, file: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"),
     [("card", "no card"), ("memory", "128 GB DDR5-5600"), ("model", "qwen3-30b-a3b"),
@@ -112,6 +114,7 @@ def test_a_format_is_one_of_the_models(browser: Any, file: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_interpolated_rates_are_between_their_neighbours_and_marked(
     browser: Any, file: Path
 ) -> None:
@@ -182,6 +185,7 @@ def test_rows_are_in_the_order_of_the_request_and_tied_within_the_error(
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_lengths_move_the_times(browser: Any, file: Path) -> None:
     tab, complaints = open_page(browser, file)
     times = ".answers tbody tr:first-child td:is(:nth-child(4), :nth-child(5))"
@@ -205,6 +209,7 @@ def test_lengths_move_the_times(browser: Any, file: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_filters_hide_rows(browser: Any, file: Path) -> None:
     tab, complaints = open_page(browser, file)
     tab.get_by_label("lossless only").check()
@@ -251,6 +256,7 @@ def test_without_a_clipboard_the_commands_are_selected(browser: Any, file: Path)
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_the_address_restores_the_choices(browser: Any, file: Path) -> None:
     tab, _ = open_page(browser, file)
     tab.locator("#memory").select_option("128 GB DDR5-5600")
@@ -289,6 +295,7 @@ def test_an_address_that_names_nothing_shows_the_first_choices(
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_everything_is_reached_by_keyboard(browser: Any, file: Path) -> None:
     tab, complaints = open_page(browser, file)
     visited = []

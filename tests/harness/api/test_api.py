@@ -74,6 +74,7 @@ def test_a_stored_run_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
         mb.run("moe-ondemand", **SMALL, force=True)
 
 
+@pytest.mark.slow
 def test_a_sweep_returns_its_runs_and_what_is_not_possible() -> None:
     found = mb.sweep(system=["moe-ondemand", SMoE, "belady"], **SMALL, batch=[1, 2], jobs=0)
     ran = [(run["spec"]["system"], run["spec"]["batch"]) for run in found]
@@ -109,6 +110,7 @@ def test_two_systems_are_compared_as_a_pair() -> None:
     assert ((frame.low <= frame.value) & (frame.value <= frame.high)).all()
 
 
+@pytest.mark.slow
 def test_a_trace_is_recorded_and_replayed(tmp_path: Path) -> None:
     live = mb.run("moe-ondemand", **SMALL)
     trace = mb.trace(tmp_path / "t", **SMALL, scores="float32")

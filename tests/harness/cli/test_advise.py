@@ -117,6 +117,7 @@ def test_a_system_that_cannot_run_is_left_out_with_the_reason() -> None:
     assert "belady" in found["left_out"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -233,6 +234,7 @@ def test_an_interrupted_search_of_alpha_says_so() -> None:
     assert called.json["meeting"] == first["meeting"]
 
 
+@pytest.mark.slow
 def test_an_interruption_without_a_lossless_run_leaves_scores_uncompared() -> None:
     with pytest.MonkeyPatch.context() as patch:
         interrupted_at(2, by_ctrl_c, patch)

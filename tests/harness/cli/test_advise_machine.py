@@ -166,6 +166,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in refused("advise", *arguments)
 
 
+@pytest.mark.slow
 def test_python_gives_the_document_of_the_command() -> None:
     found = moebench.advise("gpt-oss-120b", gpu="rtx-3090", cpu="ryzen-5950x", ram=64,
                             engines=["llama.cpp"], config="llama.cpp -ncmoe 30")  # fmt: skip

@@ -46,6 +46,7 @@ def cards(monkeypatch) -> list[FakeCard]:
 SYSTEMS = ["daop", "fiddler", "hybrimoe", "llamacpp", "moe-infinity", "moe-ondemand", "smoe"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_systems_of_every_kind_run_on_a_card(cards, system) -> None:
     document = run(system, *CUDA, "--slots", "9", "--calibrate-texts", "2")

@@ -104,6 +104,7 @@ def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --------------------------------------------------------------------------- run: the document
 
 
+@pytest.mark.slow
 def test_json_is_the_only_thing_on_stdout() -> None:
     called = call("run", "--system", "smoe", *SMALL, "--json")
     assert called.code == 0
@@ -153,6 +154,7 @@ def test_the_document_agrees_with_itself() -> None:
     assert document["accuracy"]["n"] == 2
 
 
+@pytest.mark.slow
 def test_one_new_token_has_no_tpot_and_says_so_with_null() -> None:
     document = run("smoe", "--new-tokens", "1")
     assert document["metrics"]["tpot_ms"] is None
@@ -191,6 +193,7 @@ def test_batches_are_whole() -> None:
     assert "--prompts 4 does not fill batches of 3" in called.err
 
 
+@pytest.mark.slow
 def test_the_default_workload_is_generated_whatever_data_there_is(here: Path) -> None:
     line = {"id": "a", "prompt": "What is 1 + 1?", "choices": None, "answer": "2", "answers": None}
     for folder in (here / "data", here.parent / "shared" / "data"):
@@ -241,6 +244,7 @@ def test_store_elsewhere(here: Path) -> None:
     assert not (here / ".moebench").exists()
 
 
+@pytest.mark.slow
 def test_timeline_is_a_chrome_trace(here: Path, counted_runs: list[str]) -> None:
     run("smoe")
     called = call("run", "--system", "smoe", *SMALL, "--timeline", "trace.json")
@@ -338,6 +342,7 @@ def ablations() -> Iterator[tuple[str, list[str]]]:
             yield found[1], re.findall(r"\w+=\S+", found[2])
 
 
+@pytest.mark.slow
 def test_the_ablation_of_the_docstring() -> None:
     documents = {}
     for name, changes in ablations():

@@ -64,6 +64,7 @@ def test_the_table_of_a_drawn_trace() -> None:
 # ----------------------------------------------------------------------------- fitting
 
 
+@pytest.mark.slow
 def test_a_fit_finds_variances_as_those_that_texts_were_drawn_with() -> None:
     """Targets are what another recipe draws, so the fit has a truth to find."""
     topology = Topology(3, 16, 2)
@@ -114,6 +115,7 @@ def test_a_model_without_targets_cannot_be_fitted() -> None:
 # ----------------------------------------------------------------------------- sweeps
 
 
+@pytest.mark.slow
 def test_a_sweep_opens_a_trace_once_and_runs_it_as_a_run_does() -> None:
     draw("--like", "mixtral-8x7b")
     plan = {

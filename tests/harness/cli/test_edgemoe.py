@@ -7,6 +7,7 @@ from tests.harness.commands import call, refused
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
 
+@pytest.mark.slow
 def test_a_run_searches_widths_and_a_replay_does_not():
     small = ("--setting", "D1", "--prompts", "2", "--new-tokens", "4", "--calibrate-texts", "2")
     quick = ("--set", "place.tokens=64")

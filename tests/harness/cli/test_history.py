@@ -63,6 +63,7 @@ def stored(document: dict[str, Any], run_id: str, **provenance: Any) -> None:
 # ----------------------------------------------------------------------------- versions
 
 
+@pytest.mark.slow
 def test_a_slower_version_an_equal_one_and_one_under_another_condition(project: Measured) -> None:
     first = project.commit("Keep", {"mine.py": system(keep=True)})
     kept = project.run()
@@ -115,6 +116,7 @@ def test_a_version_is_compared_with_the_latest_one_under_equal_conditions(
     assert [row["verdict"] for row in rows][2] == "step: slower"
 
 
+@pytest.mark.slow
 def test_other_texts_are_a_changed_condition_and_several_texts_are_averaged(
     project: Measured,
 ) -> None:
@@ -237,6 +239,7 @@ def test_versions_without_a_run_are_named(project: Measured) -> None:
     assert f"Commits that made a version without a run: {untested[:10]}." in shown
 
 
+@pytest.mark.slow
 def test_a_declared_file_makes_versions(project: Measured) -> None:
     text = system() + "    sources = ('notes.txt',)\n"
     first = project.commit("Keep", {"mine.py": text, "notes.txt": "1"})
@@ -350,6 +353,7 @@ print(system_hash(build("mine:MySystem")))
 """
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_moebench_is_found_by_its_source(
     project: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

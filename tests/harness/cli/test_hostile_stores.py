@@ -50,6 +50,7 @@ def arguments(reader: tuple[str, ...], run_id: str, other: str) -> list[str]:
     return [{"ID": run_id, "OTHER": other}.get(word, word) for word in reader]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS, ids=" ".join)
 @pytest.mark.parametrize("place", ["system", "policy"])
 def test_reading_imports_no_code_that_a_document_names(
@@ -166,6 +167,7 @@ def test_an_edited_document_is_computed_again(here: Path) -> None:
     assert CHANGED not in call("show", before["run_id"]).out
 
 
+@pytest.mark.slow
 def test_a_sweep_computes_an_edited_cell_again(here: Path) -> None:
     assert "1 done (0 were known)" in call(*SWEEP).err
     assert "1 done (1 were known)" in call(*SWEEP).err

@@ -215,6 +215,7 @@ def test_the_page_has_no_element_of_a_text(store: Store) -> None:
     assert not acts(json.dumps(Page(text).data, ensure_ascii=False))
 
 
+@pytest.mark.slow
 def test_figures_are_drawn(here: Path) -> None:
     """Each figure compares a sound system with hostile ones; the drawing library may not abort."""
     base = run("moe-ondemand")
@@ -263,6 +264,7 @@ class Failing(MoEOnDemand):
 """
 
 
+@pytest.mark.slow
 def test_a_failed_cell_s_error_does_not_act_in_progress_lines(here: Path) -> None:
     Path("failing.py").write_text(FAILING)
     said = call("sweep", "--systems", "failing:Failing", "--settings", "S3", "--workloads",

@@ -64,6 +64,7 @@ def test_the_figure_has_roofs_and_operations(here: Path) -> None:
         assert said in drawn, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -269,6 +269,7 @@ def test_docs_tables_come_between_their_markers(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- train
 
 
+@pytest.mark.slow
 def test_train_from_a_data_folder_and_use_what_it_wrote(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_it_is_listed_and_nothing_of_it_is_imported():
     called = call("list", "systems", "--json")
     rows = {row["system"]: row for row in called.json}

@@ -122,6 +122,7 @@ def test_files_have_only_the_store_s_results_unless_asked(here: Path) -> None:
     assert all(own[kind] < added[kind] for kind in own)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_comparisons_come_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -149,6 +150,7 @@ def test_a_pipe_is_one_table_for_other_programs() -> None:
     assert called.err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_models")
 def test_report(here: Path) -> None:
     ids = [execute(system)["run_id"] for system in ("smoe", "moe-ondemand")]

@@ -81,6 +81,7 @@ def test_what_such_traces_lack_is_one_line(system: str, routing: str, data: Path
     assert LACKING[system] in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", sorted(SYSTEMS.keys() - LACKING))
 @pytest.mark.parametrize("routing", ["drawn", "real"])
 def test_every_system_runs_and_says_whose_routing_it_had(
@@ -111,6 +112,7 @@ def test_token_norms_that_a_trace_lacks_count_as_1_and_a_note_says_so() -> None:
     assert found["accuracy"]["kl"] is None
 
 
+@pytest.mark.slow
 def test_a_run_shows_its_routing() -> None:
     called = call(*RUN, "moe-ondemand", "--routing", "drawn", "--prompts", "1", "--new-tokens", "3")
     assert "routing\tdrawn" in called.out
@@ -173,6 +175,7 @@ def test_one_session_draws_the_same_trace_for_every_store(tmp_path: Path) -> Non
     assert len({d["provenance"]["trace_hash"] for d in documents}) == 1
 
 
+@pytest.mark.slow
 def test_a_trace_that_was_spoilt_is_one_line(tmp_path: Path) -> None:
     document("moe-ondemand", "drawn")
     (folder,) = (Path(".moebench") / "routing").iterdir()

@@ -138,6 +138,7 @@ def test_the_whole_time_is_announced_for_a_replay_too(monkeypatch: pytest.Monkey
 # ---------------------------------------------------------------------- a quick run
 
 
+@pytest.mark.slow
 def test_a_quick_run_is_the_run_of_its_options() -> None:
     quick = call("run", "--system", "smoe", "--setting", "S3", "--quick", "--no-interval", "--json")
     assert quick.code == 0, quick.err

@@ -91,6 +91,7 @@ def everything_happened(outcome: Outcome) -> bool:
     return all(decode[what] for what in ("hits", "in_flight", "loads", "host"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(("system", "overrides"), systems())
 def test_a_replay_is_the_live_run_span_for_span(
@@ -145,6 +146,7 @@ def test_a_replay_says_that_nothing_was_computed(recorded: Path) -> None:
     assert document["metrics"]["ttft_ms"] is not None
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_live_run(recorded: Path) -> None:
     live = call(
         "run", "--system", "moe-ondemand", "--setting", "S3", "--workload", "arithmetic",
@@ -153,6 +155,7 @@ def test_figures_are_those_of_the_live_run(recorded: Path) -> None:
     assert replayed(recorded, "--system", "moe-ondemand")["metrics"] == live["metrics"]
 
 
+@pytest.mark.slow
 def test_bounds_by_linear_programs_are_computed_where_they_are_asked_for(recorded: Path) -> None:
     plain = replayed(recorded, "--system", "moe-ondemand")["bound"]
     assert plain["programs"] is plain["clairvoyant_ms"] is plain["information_ms"] is None
@@ -165,6 +168,7 @@ def test_bounds_by_linear_programs_are_computed_where_they_are_asked_for(recorde
     assert 0 < found["clairvoyant_ms"] < found["information_ms"] <= programs["tpot_ms"]
 
 
+@pytest.mark.slow
 def test_a_system_that_computes_on_unfinished_copies_has_no_such_bounds(recorded: Path) -> None:
     shipped = ("--system", "smoe", "--variant", "shipped", "--set", "prefetch=none")
     found = replayed(recorded, *shipped, "--clairvoyant")["bound"]
@@ -177,6 +181,7 @@ def test_these_bounds_are_refused_on_this_computer() -> None:
     assert "--clairvoyant and --machine local" in line
 
 
+@pytest.mark.slow
 def test_less_than_the_trace_holds_can_be_asked_for(recorded: Path) -> None:
     document = replayed(recorded, *SMOE, "--prompts", "2", "--new-tokens", "3", "--batch", "2")
     assert document["metrics"]["experts"]["decode"]["active"] <= 2 * LAYERS * TOP_K * 2
@@ -264,6 +269,7 @@ def test_a_recording_does_not_overwrite(recorded: Path) -> None:
     assert "exists; give another --out" in line
 
 
+@pytest.mark.slow
 def test_several_traces_go_into_one_folder_and_what_exists_stays() -> None:
     arguments = (
         "trace", "record", "--all", "--workloads", "arithmetic,facts", "--prompts", "1",
@@ -300,6 +306,7 @@ def test_info(recorded: Path) -> None:
     assert not {"arrays", "statistics", "source"} & {*named}, "they have lines of their own"
 
 
+@pytest.mark.slow
 def test_info_reads_arrays_that_not_every_run_reads(recorded: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(recorded, tmp_path / "broken")
     file = broken / "predicted_layer.npy"
@@ -350,6 +357,7 @@ def test_an_imported_trace_says_its_model_and_runs_without_a_prompt(ids_only: Pa
     assert call("report", "--html", "out.html").code == 0, "no workload of ours, no prompt"
 
 
+@pytest.mark.slow
 def test_systems_that_read_scores_say_so_or_take_reconstructed_ones(ids_only: Path) -> None:
     line = refused(
         "run", "--trace", ids_only, "--machine", "rtx4060ti", *SMOE, "--set", "prefetch=none"
@@ -381,6 +389,7 @@ def test_a_trace_from_before_daops_predictions_were_recorded_is_refused_in_one_l
     assert "route=predicted reads them; use --set route=exact, or record the trace again" in line
 
 
+@pytest.mark.slow
 def test_a_prefill_alone_has_a_ttft_and_no_tpot() -> None:
     source = publish(Path("olmoe-1b-7b__read"), 16, 64, 8, phase=0)
     assert call("trace", "import", source, "--out", "read").code == 0

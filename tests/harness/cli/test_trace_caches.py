@@ -69,6 +69,7 @@ def test_a_trace_without_decoding_has_only_requests() -> None:
     assert hit_rate(lambda: make("evict", "lru"), prompt, shape, 4, "requests") > 0
 
 
+@pytest.mark.slow
 def test_the_command_counts_as_the_statistics_of_trace_info(drawn: Path) -> None:
     info = call("trace", "info", drawn, "--json").json["statistics"]["hit_rates"]
     sizes = {"eighth": 8, "quarter": 16, "half": 32, "three_quarters": 48}
@@ -103,6 +104,7 @@ def test_the_hit_rate_is_the_hit_ratio_of_a_run(drawn: Path, scope: str) -> None
         assert counted["hit_rates"][policy]["16"] == pytest.approx(ratio, abs=close)
 
 
+@pytest.mark.slow
 def test_the_hit_rate_of_lfru_is_the_hit_ratio_of_its_system(drawn: Path) -> None:
     # The system begins with an empty cache, as the count does.
     asked = ("trace", "caches", drawn, "--policies", "lfru", "--slots", "16", "--json")

@@ -143,6 +143,7 @@ def test_a_system_that_needs_a_larger_device(check):
     assert not_applicable(report) == {"it needs 20 slots": tight}
 
 
+@pytest.mark.slow
 def test_a_system_that_must_know_what_comes_runs_on_replays(check):
     report = check(broken.KnowsAll, cases=TINY)
     assert report.failures == []
@@ -150,6 +151,7 @@ def test_a_system_that_must_know_what_comes_runs_on_replays(check):
     assert {f.state for f in report.findings if f.check == "lossless"} == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_replay_says_what_it_cannot_answer(check):
     report = check("smoe", "shipped", cases=TINY)
     reasons = not_applicable(report)

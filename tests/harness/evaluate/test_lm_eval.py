@@ -118,6 +118,7 @@ def same(mine: Any, yours: Any) -> bool:
     return bool(mine[0] == pytest.approx(yours[0], abs=1e-3) and mine[1] == yours[1])
 
 
+@pytest.mark.slow
 def test_a_right_answer_is_right_and_a_wrong_one_wrong(tasks: Path, asked: list[Questions]) -> None:
     """Of every kind of task: whoever knows the answers gets all of them."""
     from lm_eval.api.model import LM

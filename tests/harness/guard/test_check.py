@@ -180,6 +180,7 @@ def finding(now: Cells, reference: Cells) -> Finding:
     return found
 
 
+@pytest.mark.slow
 def test_the_same_arithmetic_computes_the_same_bits(measured):
     assert measured(again) == measured(unchanged)
     assert finding(measured(again), measured(unchanged)).reason == "equal to the last bit"
@@ -198,6 +199,7 @@ def test_two_threads_and_another_processors_kernels_pass(measured, elsewhere):
     assert finding(elsewhere, measured(unchanged)).verdict is Verdict.PASS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", [unchanged, in_fp64, in_another_order])
 @pytest.mark.parametrize("corrupt", [thrice_alpha, two_experts_swapped, best_choice_lost])
 def test_a_corrupted_router_is_a_regression(measured, corrupt, reference):

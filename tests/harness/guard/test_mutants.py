@@ -332,6 +332,7 @@ def test_a_defect_of_the_model_is_caught(
     assert verdicts([name], []) == {Verdict.REGRESSED}
 
 
+@pytest.mark.slow
 @ARITHMETIC
 @pytest.mark.parametrize("defect", DECISIONS)
 def test_a_defect_of_decisions_or_costs_is_caught(
@@ -359,6 +360,7 @@ def test_a_defect_of_answers_is_caught(
     assert found.verdict in (Verdict.REGRESSED, Verdict.IMPROVED)
 
 
+@pytest.mark.slow
 @ARITHMETIC
 @pytest.mark.parametrize("change", HARMLESS)
 def test_a_harmless_change_passes(

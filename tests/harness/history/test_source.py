@@ -76,6 +76,7 @@ def at(project: Project, name: str, commit: str = "HEAD", policies: tuple[str, .
     return version.hash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_hash_at_a_commit_is_that_of_a_run(project: Project, layout: str) -> None:
     files, name = LAYOUTS[layout]

@@ -104,6 +104,7 @@ def test_compared_with_our_own_what_differs_is_named() -> None:
     assert [line.split("|")[at] for at in (4, 6, 7, 8, 9)] == [" – "] * 5
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_it_beside_systems() -> None:
     base = {"setting": "S3", "machine": "local", "workload": "arithmetic", "prompts": 2,
             "new_tokens": 3}  # fmt: skip

@@ -96,6 +96,7 @@ def pids(folder: Path) -> list[int]:
     return [*map(int, found)]
 
 
+@pytest.mark.slow
 def test_hanging_process_is_killed_with_its_children(tmp_path: Path) -> None:
     message = r"stopped, it said nothing for 2 s; allow more with --set timeout_s"
     with pytest.raises(MoeBenchError, match=message):

@@ -186,6 +186,7 @@ def test_row_file_that_cannot_be_is_refused(name, says, tmp_path, monkeypatch) -
 # ---------------------------------------------------------------- contradictions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -100,6 +100,7 @@ def test_a_sweeps_prompt_is_a_chunk_behind_cached_tokens() -> None:
     assert case_of(row(prompt_tokens=4096)).lengths == (4096 + 64, 4096, 0, 0)
 
 
+@pytest.mark.slow
 def test_hot_experts_save_the_link() -> None:
     gnf4 = {"system": "gnf4", "gpu": "H200", "h2d_gb_s": 45.0, "n_cpu_moe": None,
             "other_flags": "graphs"}  # fmt: skip

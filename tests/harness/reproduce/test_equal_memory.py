@@ -52,6 +52,7 @@ def test_rows_state_the_memory_that_the_place_has(evidence: Evidence) -> None:
     assert (third["setting"], third["memory_gb"]) == ("U3", 23)
 
 
+@pytest.mark.slow
 def test_a_system_that_cannot_run_has_no_row_and_no_run_at_all_is_said(
     evidence: Evidence, tmp_path: Path
 ) -> None:

@@ -189,6 +189,7 @@ def test_other_policies_are_slower_in_a_share_of_cases() -> None:
     assert times.best_of(Runs([ours, *others]), "flashmoe", ["lru"]) == 1.2
 
 
+@pytest.mark.slow
 def test_masked_labels_are_an_option_of_the_network(tmp_path: Path) -> None:
     evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
     for changes, cached in (({}, 0), (MASKED.changes, 24)):

@@ -236,6 +236,7 @@ def shape(row: dict[str, Any]) -> dict[str, Any]:
     return {key: "a number" if isinstance(value, float) else value for key, value in row.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", REGISTRIES)
 def test_figures_without_runs_are_those_of_the_results_that_ship(
     paper: PaperClaims, both: tuple[Evidence, Evidence]

@@ -58,6 +58,7 @@ def test_the_results_of_all_papers_ship() -> None:
     assert {one.id for one in SHIPPED} >= set(PAPERS) - {"field"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", SHIPPED)
 def test_the_results_that_ship_are_judged_by_these_bands(paper: PaperClaims) -> None:
     (shipped,) = (result for result in read() if result.paper == paper.paper)

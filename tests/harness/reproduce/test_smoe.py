@@ -246,6 +246,7 @@ def test_rank_correlation() -> None:
     assert rank_correlation([5, 7, 1]) == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_watching_counts_what_the_run_itself_counts(tmp_path: Path) -> None:
     """Without substitution, its own experts are the active ones, and what is absent is loaded."""
     cell = Experiment(

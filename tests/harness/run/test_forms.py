@@ -176,6 +176,7 @@ def test_an_eviction_that_knows_one_form_is_refused(evict: str) -> None:
     assert line.endswith("allowed: a policy with takes_forms = True, such as --set evict=lru")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evict", ["lru", "fifo", "lifo", "lfu"])
 def test_an_eviction_that_takes_forms_runs(evict: str) -> None:
     called = call("run", "--system", MIXED, *SMALL, "--routing", "drawn", "--set", f"evict={evict}")

@@ -146,6 +146,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], di
     return before, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", EDITS)
 def test_an_edit_changes_the_hashes_of_what_it_can_change(
     edited: tuple[dict[str, str], dict[str, list[str]]], file: str

@@ -149,6 +149,7 @@ def test_a_replay_takes_as_long_as_the_run_and_so_does_the_next(
         assert found["tpot_ms"] / 1e6 == pytest.approx(metrics["tpot_ms"]["mean"])
 
 
+@pytest.mark.slow
 def test_an_effect_is_that_of_a_run_on_the_moved_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def test_an_effect_is_that_of_a_run_on_the_moved_machine(
         assert found[field].changes[latency][1] == pytest.approx(change, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_replayed_trace_has_an_interval_too(tmp_path: Path) -> None:
     given = {"routing": "drawn", "prompts": 2, "workload": "arithmetic"}
     session = prepare(resolve(None, system="smoe", setting="S3", new_tokens=3, **given), None)
@@ -221,6 +223,7 @@ def test_an_order_that_asks_for_what_was_not_recorded_is_left_out(
 # ------------------------------------------------------------------------- commands
 
 
+@pytest.mark.slow
 def test_a_run_says_its_interval_and_computes_it_once(
     monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
@@ -269,6 +272,7 @@ def test_a_checked_run_says_how_far_published_rates_are_off(here: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_sensitivity_names_the_numbers_that_move_a_run_most(here: Path) -> None:
     options = ("--system", "moe-ondemand", "--setting", "S3", "--workload", "arithmetic")
     found = call("machines", "sensitivity", *options, "--tokens", "3", "--json").json

@@ -228,6 +228,7 @@ def test_a_trace_of_no_use_is_one_line(name: str, said: str) -> None:
 # --------------------------------------------------------------------------- what was learnt
 
 
+@pytest.mark.slow
 def test_the_document_says_what_every_policy_learnt_from(
     here: Path, drawn: Callable[[int], Path]
 ) -> None:
@@ -310,6 +311,7 @@ def test_popular_experts_are_learnt_placed_and_used(
     assert found["popular"] > found["by-id"]
 
 
+@pytest.mark.slow
 def test_popular_experts_are_learnt_from_texts(here: Path) -> None:
     """The same on a live run, whose lossless model writes the texts."""
     given = [x for key, value in KEPT.items() for x in ("--set", f"{key}={value}")]

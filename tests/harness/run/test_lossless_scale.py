@@ -60,6 +60,7 @@ def test_lossless_systems_write_the_resident_models_tokens(
         assert torch.equal(logits, resident[1])
 
 
+@pytest.mark.slow
 def test_substitution_changes_what_the_model_computes(scratch, resident):
     """So that the equality above can fail."""
     _, logits = written("smoe", None, scratch, alpha=0.6, cache_ratio=0.05)

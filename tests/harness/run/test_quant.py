@@ -38,6 +38,7 @@ def document(system: str, model: str | Path, machine: str, *more: str) -> dict[s
 # ------------------------------------------------------------------------- routing by the law
 
 
+@pytest.mark.slow
 def test_a_model_without_scale_model_is_drawn_and_says_so() -> None:
     spec = spec_of()
     assert spec.routing == "drawn"
@@ -130,6 +131,7 @@ def test_a_system_with_its_own_precision_refuses_a_format() -> None:
     assert "--quant q4_k_m and expert_precision=2bit: both say" in line
 
 
+@pytest.mark.slow
 def test_sweeps_and_python_take_formats() -> None:
     Path("s.yaml").write_text(
         f"common: {{system: llamacpp, model: gpt-oss-120b, machine: {MACHINE}}}\n"

@@ -70,6 +70,7 @@ def document(*arguments: str | Path) -> dict[str, Any]:
 # --------------------------------------------------------------------------- live and replayed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", ["1", "2"])
 @pytest.mark.parametrize("name", ["ByState", "ByEmbedding", "ThreeAhead"])
 def test_a_replay_has_the_figures_of_the_live_run(name: str, batch: str, trace: Path) -> None:
@@ -79,6 +80,7 @@ def test_a_replay_has_the_figures_of_the_live_run(name: str, batch: str, trace: 
     assert live["metrics"]["prefetch"]["issued"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ByState", "ByEmbedding", "ThreeAhead"])
 def test_a_replay_has_an_interval(name: str, trace: Path) -> None:
     called = call(
@@ -224,6 +226,7 @@ def test_a_recording_holds_predictions_and_no_sensitivity(trace: Path) -> None:
         assert text.sensitivity_L is None
 
 
+@pytest.mark.slow
 def test_a_live_run_and_a_replay_learn_the_same(tmp_path: Path) -> None:
     """The texts that the live run was shown, recorded; a trace lacks each text's last token."""
     session = learning("LearnsStates")

@@ -50,6 +50,7 @@ def test_tokens_follow_from_the_seed(resident: dict[str, Any]) -> None:
     assert not set(answers(greedy)) & set(answers(resident))
 
 
+@pytest.mark.slow
 def test_a_greedy_run_names_no_temperature(resident: dict[str, Any]) -> None:
     """So that its spec, and its identity, are those of runs before the option was there."""
     explicit = run("gpu-only", "--allow-overcommit", "--temperature", "0", "--top-p", "1")
@@ -116,6 +117,7 @@ def test_a_package_is_not_told_how_to_draw() -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_sweep_has_temperatures_as_an_axis() -> None:
     called = call("sweep", "--systems", "gpu-only", "--models", "mixtral-8x7b", "--machines",
                   "h200", "--temperatures", "0,0.7,1", "--dry-run", "--json")  # fmt: skip

@@ -96,6 +96,7 @@ def test_the_listing_says_who_has_one() -> None:
     assert [name for name, line in shown.items() if line] == sorted(registry.SHIPPED)
 
 
+@pytest.mark.slow
 def test_what_computes_on_unfinished_copies_says_so_and_runs_nowhere_for_real(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def test_the_fastest_come_first_and_equal_ones_once(trials: Trials) -> None:
     assert found[0].sets.get("evict", "lru") == "lru"
 
 
+@pytest.mark.slow
 def test_one_rule_is_judged_in_all_places(trials: Trials) -> None:
     def by_place(spec: RunSpec) -> float | None:
         found = speed(spec)
@@ -193,6 +194,7 @@ def test_recordings_with_few_prompts_are_read_as_far_as_they_go(held: int, read:
     assert {spec.seed for spec in evaluator.ran} == {S1.seeds.validation}
 
 
+@pytest.mark.slow
 def test_decisions_that_gain_nothing_are_left_out(trials: Trials) -> None:
     """Only the eviction and the prefetch change a made-up run's time."""
     search = searched(trials, MadeUp(speed), 4)
@@ -206,6 +208,7 @@ def test_decisions_that_gain_nothing_are_left_out(trials: Trials) -> None:
     assert search.simplified(found) is found
 
 
+@pytest.mark.slow
 def test_a_system_that_runs_in_one_place_alone_is_beaten_there(trials: Trials) -> None:
     """The best one of S1 cannot run in S3, and the other one cannot in S1."""
 
@@ -305,6 +308,7 @@ def in_two_places(spec: RunSpec) -> tuple[float, float] | str:
     return ms * math.prod(factor[key] for key in spec.overrides), 0.0
 
 
+@pytest.mark.slow
 def test_a_trial_is_stopped_where_it_loses_in_every_place() -> None:
     """Objectives are geometric means over places: LFRU has 1.1 x 1, the base 1 x 1.25."""
     search, _, _ = stages.searching(in_two_places, (S1, S3))

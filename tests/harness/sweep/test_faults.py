@@ -77,6 +77,7 @@ def retried(command: tuple[str, ...]) -> tuple[str, ...]:
     return ("--retry-failed",) if command[0] == "sweep" else ()
 
 
+@pytest.mark.slow
 def test_clock_jumps_do_not_change_results(forks: Forks) -> None:
     assert forks(*SWEEP, "whole").code == 0
     for number in range(max(1, POINTS // 5)):

@@ -484,6 +484,7 @@ def test_without_time_to_measure_rates_are_constant_or_from_other_cells() -> Non
     assert found.sources == {STORED: 0, MEASURED: 1, ALIKE: 1, CONSTANT: 0}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("worth_it")
 def test_stored_runs_give_the_rates_of_their_kind_unless_their_system_learns() -> None:
     small = ("--setting", "S3", "--workload", "arithmetic", "--prompts", "1", "--new-tokens", "4")

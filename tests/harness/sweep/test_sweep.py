@@ -65,6 +65,7 @@ def comparable(store: Store) -> dict[str, Any]:
 # ---------------------------------------------------------------------- what is run
 
 
+@pytest.mark.slow
 def test_a_cell_is_the_run_that_the_run_command_makes() -> None:
     called = sweep("--systems", "smoe,moe-ondemand", "--alphas", "0.1", "--json")
     assert called.code == 0, called.err
@@ -73,6 +74,7 @@ def test_a_cell_is_the_run_that_the_run_command_makes() -> None:
     assert len(Store(Path(".moebench")).runs()) == 2  # both were there
 
 
+@pytest.mark.slow
 def test_finished_cells_are_not_run_again() -> None:
     assert sweep("--systems", "moe-ondemand").code == 0
     before = Store(Path(".moebench")).runs()
@@ -95,6 +97,7 @@ def test_processes_give_what_one_process_gives() -> None:
     assert one == two
 
 
+@pytest.mark.slow
 def test_cells_of_one_group_share_and_change_nothing() -> None:
     """Prefills and reference logits are remembered; a run alone computes them itself."""
     axes = ("--systems", "smoe", "--alphas", "0.1,0.3", "--prompts", "2", "--batches", "2")
@@ -123,6 +126,7 @@ def test_a_session_opened_once_has_the_identity_of_one_opened_alone(change: dict
         assert opened.session(spec).run_id == prepare(spec, None).run_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["moe-ondemand", "pregated-moe"])
 def test_systems_that_need_future_routing_are_not_possible_in_any_order(first: str) -> None:
     called = sweep("--systems", f"{first},pregated-moe,belady,moe-ondemand")
@@ -161,6 +165,7 @@ def test_reasons_name_fields_of_a_file_and_options_of_the_command() -> None:
     assert "for example --traces DIR or --routings drawn" in sweep("--systems", "belady").err
 
 
+@pytest.mark.slow
 def test_a_measured_cell_is_measured_once() -> None:
     axes = ("--systems", "moe-ondemand", "--machines", "local", "--capacities", "0.3")
     assert sweep(*axes, "--settings", "S3").code == 0
@@ -195,6 +200,7 @@ def test_a_cell_keeps_its_samples_unless_told_not_to() -> None:
 # ---------------------------------------------------------------------- what fails
 
 
+@pytest.mark.slow
 def test_a_failing_cell_does_not_stop_the_others() -> None:
     called = sweep("--systems", f"{flaky('one')},moe-ondemand")
     assert called.code == 1
@@ -209,6 +215,7 @@ def test_a_failing_cell_does_not_stop_the_others() -> None:
     assert 'raise ZeroDivisionError("no\\nluck")' in text
 
 
+@pytest.mark.slow
 def test_a_failed_cell_is_retried_when_asked() -> None:
     axes = ("--systems", flaky("two"))
     assert sweep(*axes).code == 1
@@ -231,6 +238,7 @@ def test_a_cell_without_weights_is_not_possible_alone(monkeypatch: pytest.Monkey
     assert "no scale model of mixtral-8x22b" in called.err
 
 
+@pytest.mark.slow
 def test_the_report_shows_failed_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sweep("--systems", flaky("three")).code == 1
     called = call("report")
@@ -245,6 +253,7 @@ def test_the_report_shows_failed_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "three:Flaky" in Path("tables/failures.csv").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished() -> None:
     called = sweep("--systems", f"moe-ondemand,{flaky('four', 'KeyboardInterrupt')}")
     assert called.code == 130
@@ -280,6 +289,7 @@ def test_a_dry_run_takes_rates_from_stored_runs_of_the_same_kind() -> None:
     assert "1 cell from stored runs like them" in called.err
 
 
+@pytest.mark.slow
 def test_a_sweep_begins_with_its_expected_time() -> None:
     called = sweep("--systems", "smoe,moe-ondemand")
     lines = called.err.splitlines()
@@ -297,6 +307,7 @@ def test_a_dry_run_without_a_store_creates_none() -> None:
     assert not Path(".moebench").exists()
 
 
+@pytest.mark.slow
 def test_progress_in_a_pipe_is_plain_lines() -> None:
     called = sweep("--systems", "moe-ondemand,smoe")
     assert called.out == ""
@@ -304,6 +315,7 @@ def test_progress_in_a_pipe_is_plain_lines() -> None:
     assert "\x1b" not in called.err
 
 
+@pytest.mark.slow
 def test_a_file_is_a_sweep() -> None:
     Path("s.yaml").write_text(json.dumps({
         "common": {"setting": "S3", "workload": "arithmetic", "prompts": 1, "new_tokens": 3},

@@ -352,6 +352,7 @@ CELLS = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.sets(CELLS, min_size=1))
 def test_every_run_is_shown_and_every_table_is_complete(cells: set[Any]) -> None:

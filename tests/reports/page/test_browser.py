@@ -81,6 +81,7 @@ def test_histories_are_drawn_and_commits_are_text(browser: Any, tmp_path: Path) 
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_the_first_screen_says_who_is_fastest(browser: Any, store: Path) -> None:
     tab, _ = open_page(browser, store)
     assert texts(tab, "#verdict p") == [
@@ -171,6 +172,7 @@ THICK = """chart => [...chart.querySelectorAll(".mark-line path[stroke-width='3'
   .map((path) => path.getAttribute("stroke"))"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 def test_of_many_lines_six_are_named_and_the_others_when_pointed_at(
     browser: Any, crowd: Path, width: int, scheme: str
@@ -203,6 +205,7 @@ def test_a_scatter_has_a_legend_of_its_leaders(browser: Any, crowd: Path) -> Non
     assert legend.all_text_contents() == CROWD[:6]
 
 
+@pytest.mark.slow
 def test_a_capture_of_the_whole_page_has_every_chart(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store)
     tab.wait_for_selector("html[data-charts=drawn]", timeout=30_000)
@@ -218,6 +221,7 @@ BUSY = """window.requestIdleCallback = () => 0;
   window.IntersectionObserver = class { observe() {} unobserve() {} };"""
 
 
+@pytest.mark.slow
 def test_charts_are_drawn_before_a_print_and_what_is_folded_stays_so(
     browser: Any, store: Path
 ) -> None:
@@ -234,6 +238,7 @@ def test_charts_are_drawn_before_a_print_and_what_is_folded_stays_so(
     assert tab.locator("details[open]").count() == open_before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shipped", [True, False])
 def test_what_ships_is_a_folded_appendix(browser: Any, tmp_path: Path, shipped: bool) -> None:
     contents = Contents(
@@ -353,6 +358,7 @@ def test_the_address_names_the_view(browser: Any, store: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_each_table_says_what_the_first_two_spend_a_token_on(browser: Any, store: Path) -> None:
     tab, _ = open_page(browser, store)
     # 1000 ms of work, 2500 ms of waiting for loads and 500 ms for the control thread: of 11 ms.
@@ -362,6 +368,7 @@ def test_each_table_says_what_the_first_two_spend_a_token_on(browser: Any, store
     )
 
 
+@pytest.mark.slow
 def test_tables_are_sorted_by_their_headers(browser: Any, store: Path) -> None:
     tab, _ = open_page(browser, store)
     table = tab.locator(".systems").first
@@ -443,6 +450,7 @@ def test_a_click_copies_a_number_with_its_conditions(browser: Any, store: Path) 
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_a_number_is_copied_by_keyboard(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store, permissions=["clipboard-read", "clipboard-write"])
     table = tab.locator(".systems").first
@@ -461,6 +469,7 @@ def test_a_number_is_copied_by_keyboard(browser: Any, store: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["writeText = () => Promise.reject(new Error('refused'))", "gone"])
 def test_without_a_clipboard_the_text_is_shown_and_selected(
     browser: Any, store: Path, how: str
@@ -482,6 +491,7 @@ def test_without_a_clipboard_the_text_is_shown_and_selected(
     assert tab.evaluate("document.activeElement.matches('.systems td.number')")
 
 
+@pytest.mark.slow
 def test_other_tables_copy_their_row_and_where_it_is_from(browser: Any, tmp_path: Path) -> None:
     contents = Contents([run()], accuracy=views(ROWS, ITEMS), shipped=["accuracy"])
     render(contents, tmp_path / "r.html")
@@ -509,6 +519,7 @@ def test_other_tables_copy_their_row_and_where_it_is_from(browser: Any, tmp_path
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_two_timelines_share_an_axis(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store)
     tab.locator("#timelines").scroll_into_view_if_needed()
@@ -575,6 +586,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Any, store: Path) 
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_many_spans_are_drawn_on_a_canvas(browser: Any, tmp_path: Path) -> None:
     records = spans(300)
     render(Contents([run()], {}, {run()["run_id"]: records}), tmp_path / "r.html")
@@ -618,6 +630,7 @@ def test_a_run_without_its_document_says_where_it_is(browser: Any, tmp_path: Pat
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     records = [{**span, "kind": HOSTILE, "lane": HOSTILE} for span in spans(1)]
     other = hostile_run()
@@ -639,6 +652,7 @@ def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_claims_and_the_papers_figures_are_shown(browser: Any, tmp_path: Path) -> None:
     shown = Exhibit(
         id="smoe-fig-11", place="Fig. 11", title=HOSTILE, form="bars", badge="estimate",

@@ -125,6 +125,7 @@ def least(steps: list[list[int]], slots: int, costs: StepCosts, foresight: bool)
     return best
 
 
+@pytest.mark.slow
 @given(STEPS, st.integers(1, 3), COSTS)
 def test_no_schedule_is_faster(steps, slots, costs):
     tokens = [[keys] for keys in steps]
@@ -134,6 +135,7 @@ def test_no_schedule_is_faster(steps, slots, costs):
         assert dual <= least(steps, slots, costs, foresight) + 1e-3
 
 
+@pytest.mark.slow
 @given(STEPS, st.integers(1, 3), COSTS)
 def test_more_slots_and_foresight_lower_the_bound(steps, slots, costs):
     tokens = [[keys] for keys in steps]

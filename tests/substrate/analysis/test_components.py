@@ -74,6 +74,7 @@ def test_a_block_on_the_device_is_launched_in_eager_software() -> None:
     assert launches < got < launches + experts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.what}: {row.source}")
 def test_a_row_agrees_or_says_why_not(row: Component) -> None:
     found = compare(row)

@@ -402,6 +402,7 @@ def test_the_best_share_lets_the_link_take_no_longer_than_the_others(
     assert best.tokens_per_s == throughput(MIXTRAL, lengths, mu * q, best.time.total)
 
 
+@pytest.mark.slow
 @given(machines, texts, few)
 def test_the_most_micro_batches_are_found_one_by_one(roofs: Roofs, lengths: Texts, mu: int) -> None:
     case, q = Case(MIXTRAL, replace(roofs, host_bytes=1.3e11), lengths), 0

@@ -56,6 +56,7 @@ def greedy_logits(
     return prefill, torch.stack(logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", HF_FAMILIES)
 def test_a_ragged_batch_agrees_with_transformers_on_each_prompt(family, directories, decoders):
     batch = run(decoders[family], PROMPTS, STEPS)

@@ -86,6 +86,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
     return ModelShape(**fields)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -268,6 +269,7 @@ def test_truncated_headers_are_refused(tmp_path: Path) -> None:
     assert read_gguf(path).shape == SMALL
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -311,6 +313,7 @@ def test_impossible_headers_are_refused(tmp_path: Path, content: bytes, says: st
     assert says in refused(path)
 
 
+@pytest.mark.slow
 def test_a_hole_full_of_texts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     head = struct.pack("<IQQQ1sIIQ", 3, 0, 2, 1, b"k", 9, 8, MOST_STRINGS)

@@ -226,6 +226,7 @@ missing_sets = st.dictionaries(
 ).map(lambda d: [Missing(e, score, rows) for e, (score, rows) in sorted(d.items())])
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     missing_sets,
@@ -250,6 +251,7 @@ def test_division_covers_each_expert_once_in_rank_order(missing, load, host, by,
         assert t_cpu - host * rows[hosts[-1]] <= t_load
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(missing_sets, st.integers(1, 100), st.integers(1, 100), st.integers(0, 200))
 def test_no_division_by_algorithm_2_ends_before_the_optimum(missing, load, host, free):

@@ -1,5 +1,7 @@
 """All cells of this paper's experiments, on invented runs, beside the results that ship."""
 
+import pytest
+
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.smoe import PAPER
 from tests.harness.reproduce import test_measures as measures
@@ -7,10 +9,12 @@ from tests.harness.reproduce import test_measures as measures
 both, full = measures.both, measures.full
 
 
+@pytest.mark.slow
 def test_claims_read_as_many_runs_as_those_of_the_results_that_ship(full: Evidence) -> None:
     measures.check_claims(PAPER, full)
 
 
+@pytest.mark.slow
 def test_tables_and_figures_are_those_of_the_results_that_ship_but_for_numbers(
     full: Evidence,
 ) -> None:
