@@ -409,8 +409,11 @@ def _known(journal: TextIO, identity: str) -> dict[str, str]:
 
 
 def _remove_unfinished(out: Path) -> None:
-    """Remove what killed attempts at a finished import left: partial files and the journal."""
-    for left in (*out.glob("*.partial"), *out.glob(f".{MANIFEST}.*")):
+    """Remove what killed attempts at a finished import left: partial files and the journal.
+
+    safetensors writes to a file ``.tmp`` with six random letters, which it then renames.
+    """
+    for left in (*out.glob("*.partial"), *out.glob(f".{MANIFEST}.*"), *out.glob(".tmp??????")):
         left.unlink(missing_ok=True)
 
 

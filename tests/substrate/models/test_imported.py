@@ -112,7 +112,10 @@ def test_an_import_that_was_killed_goes_on(after, directories, tmp_path, monkeyp
 def test_a_kill_at_the_end_of_an_import_leaves_no_file_for_ever(
     name, directories, tmp_path, monkeypatch
 ):
-    """The manifest is under its temporary name, or the journal is not removed yet."""
+    """The manifest is under its temporary name, or the journal is not removed yet.
+
+    A file of safetensors was not renamed.
+    """
     source, out = directories["qwen2_moe"], tmp_path / "out"
     import_checkpoint(source, tmp_path / "whole", "fp32")
     with monkeypatch.context() as kill:
@@ -120,6 +123,7 @@ def test_a_kill_at_the_end_of_an_import_leaves_no_file_for_ever(
         import_checkpoint(source, out, "fp32")
     (out / MANIFEST).replace(out / name)
     assert (out / JOURNAL).exists()
+    (out / ".tmpDms3Kg").touch()
     import_checkpoint(source, out, "fp32").verify()
     contents = [
         {file.name: file.read_bytes() for file in folder.iterdir()}
