@@ -63,11 +63,13 @@ def test_texts_are_generated_in_groups_and_read_one_by_one() -> None:
 
 
 def test_training_stops_early_and_reads_at_most_its_tokens() -> None:
-    training = Training(token_s=1e-4, epochs=200, tokens=40_000)
-    assert training_seconds(10_000, training) == pytest.approx(15)  # of 200 epochs
+    training = Training(token_s=1e-4, epochs=200, tokens=60_000)
+    assert training_seconds(10_000, training) == pytest.approx(15 * 6**0.4)  # of 200 epochs
+    assert training_seconds(60_000, training) == pytest.approx(6 * 15)
+    assert training_seconds(100, training) == pytest.approx(0.01 * 55)
     assert training_seconds(10_000, training, stops_early=False) == pytest.approx(200)
     assert training_seconds(10_000, Training(1e-4, epochs=45)) == pytest.approx(45)
-    assert training_seconds(10**6, training) == training_seconds(40_000, training)
+    assert training_seconds(10**6, training) == training_seconds(60_000, training)
     assert training_seconds(10_000, Training(0.0, 0)) == 0
 
 

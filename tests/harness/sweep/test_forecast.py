@@ -302,7 +302,7 @@ def test_a_policy_is_timed_over_its_second_epoch(
     rates = {"a": Training(0.01, 100, 1500), "b": Training(1, 2)}
     monkeypatch.setattr(Learner, "training", lambda self, name: rates[name])
     assert found.train_seconds(["a", "b"], 10) == (
-        0.01 * 1500 * 15 + 2000 * 2,
+        0.01 * 1500 * 55 + 2000 * 2,
         0.01 * 1500 * 100 + 2000 * 2,
     )
 
