@@ -20,7 +20,7 @@ ALL_EPOCHS, MOST_EPOCHS = 45, 55
 
 
 def usual_epochs(tokens: float) -> float:
-    """Return after how many epochs training on so many tokens has usually stopped early.
+    """Return the number of epochs after which training on ``tokens`` tokens usually stops early.
 
     FlashMoE's networks for S3 stopped after 17 to 47 epochs of 8,440 tokens, and after 13 to 15 of
     59,000 (512 texts): the power of the tokens is that between these two.
