@@ -36,7 +36,7 @@ pytest = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loa
 test: $(VENV)/installed browser
 	$(pytest) -m "not slow"
 
-# The tests that take seconds each: kills, full disks, clusters, whole searches, every option.
+# The tests that take half a second or more: kills, full disks, clusters, whole searches, every option.
 test-slow: $(VENV)/installed browser
 	$(pytest) -m slow
 
