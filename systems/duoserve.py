@@ -99,6 +99,7 @@ class LearnedPath(Prefetching):
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 64  # enough for `tokens`: see the module
+    trains_on_prompts: ClassVar[bool] = False
     quick: ClassVar[Mapping[str, str]] = {"trained_width": "64", "epochs": "1"}
     discipline = "committed"
     reads_scores = False

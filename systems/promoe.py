@@ -111,6 +111,7 @@ class StridePrefetch(Prefetching):
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 64  # enough for `tokens`; the paper states no number
     learns_from: ClassVar[frozenset[Learnt]] = frozenset({"hidden"})
+    trains_on_prompts: ClassVar[bool] = False
     reads_hidden: ClassVar[bool] = True
     reads_scores = False
 

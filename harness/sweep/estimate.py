@@ -66,11 +66,10 @@ class Writing(NamedTuple):
 
 
 class Training(NamedTuple):
-    """Training of a policy: time of one token in one epoch, most epochs, and most tokens."""
+    """Training of a policy's networks: time of one token in one epoch of all, and most epochs."""
 
     token_s: float
     epochs: int
-    tokens: float = math.inf
 
 
 class Part(NamedTuple):
@@ -130,10 +129,10 @@ def training_seconds(tokens: float, training: Training, stops_early: bool = True
     Args:
         stops_early: whether it ends before all of its epochs, if these are many; else its longest.
     """
-    read, epochs = min(tokens, training.tokens), float(training.epochs)
+    epochs = float(training.epochs)
     if stops_early and epochs > ALL_EPOCHS:
-        epochs = min(epochs, usual_epochs(read))
-    return training.token_s * read * epochs
+        epochs = min(epochs, usual_epochs(tokens))
+    return training.token_s * tokens * epochs
 
 
 def each_seconds(cells: Iterable[Expected]) -> list[float]:
@@ -159,17 +158,30 @@ def makespan(times: Iterable[float], processes: int) -> float:
 
 
 def sweep_seconds(cells: Sequence[Expected], processes: int, start_s: float = START_S) -> float:
-    """Return the wall time of a sweep.
+    """Return the wall time of a sweep; a cell waits for a file that another one is making.
 
     Args:
         start_s: time to start the workers.
     """
     if not cells:
         return 0.0
-    times = list(zip(cells, each_seconds(cells), strict=True))
-    together = [seconds for cell, seconds in times if not cell.alone]
-    alone = sum(seconds for cell, seconds in times if cell.alone)
-    return start_s + makespan(together, processes) + alone
+    made: dict[Hashable, float] = {}
+
+    def end(cell: Expected, now: float) -> float:
+        for part in cell.parts:
+            now = max(now, made.setdefault(part.key, now + part.seconds))
+        return now + cell.seconds
+
+    ends = [0.0] * max(1, processes)
+    for cell in cells:
+        if not cell.alone:
+            ends.sort()
+            ends[0] = end(cell, ends[0])
+    now = max(ends)
+    for cell in cells:
+        if cell.alone:
+            now = end(cell, now)
+    return start_s + now
 
 
 def slowdown(load: float, processes: int, cores: int) -> float:

@@ -50,6 +50,7 @@ from moebench.systems.registry import needs_import
 if TYPE_CHECKING:
     from moebench.harness.run.live import ComputingSession
     from moebench.results.store import Store
+    from moebench.substrate.engine.policies import Policy
     from moebench.substrate.models.shared import SharedWork
     from moebench.substrate.terms import RoutedSequence
 
@@ -65,6 +66,9 @@ WORTH_S = 30.0
 
 #: Tokens of a short run.
 TOKENS = 17
+
+#: Tokens of a text, after the first, that are written for a measurement.
+WRITTEN = 8
 
 #: Tokens that a policy is trained on for a measurement: a few of its batches.
 TRAINED = 1024
@@ -303,11 +307,11 @@ class Learner:
         from moebench.substrate.traces.observe import write
 
         times = []
-        for tokens in (1, 4):
+        for tokens in (1, 1 + WRITTEN):
             began = time.process_time()
             write(self._decoder, prompts, tokens, None)
             times.append(time.process_time() - began)
-        return times[0], max(0.0, times[1] - times[0]) / 3
+        return times[0], max(0.0, times[1] - times[0]) / WRITTEN
 
     def _read(self, prompt: list[int]) -> "RoutedSequence":
         """Return the routing of one text, recorded as for learning."""
@@ -329,43 +333,50 @@ class Learner:
             return replace(found, sensitivity_L=decoder.sensitivity(text, seed=0))
         return found
 
-    @property
-    def text_tokens(self) -> int:
-        """Tokens of a text, its prompt included."""
-        return len(self._text.ids_TLK)
+    def _trained_tokens(self, policy: "Policy") -> int:
+        """Return the tokens of one text that a policy is trained on."""
+        text = self._text
+        return len(text.ids_TLK) - (0 if policy.trains_on_prompts else text.prefill)
 
     def write_seconds(self, texts: int) -> float:
         """Return the time to generate and read texts."""
         learn = self._learn
         return writing_seconds(texts, learn.NEW_TOKENS, learn.TOGETHER, self.writing)
 
-    def training(self, name: str) -> Training:
-        """Return the measured rate of training one policy; of no epochs if it is not trained."""
-        policy = self._learn.learners(self._session.spec.make_system())[name]
-        times: list[float] = [time.process_time()]
-        most = 0
+    def training(self, name: str, texts: int) -> tuple[float, Training]:
+        """Return the tokens that a policy is trained on, of some texts, and its measured rate.
 
-        def epoch(done: int, total: int) -> None:
-            nonlocal most
-            most = total
+        The rate has no epochs if the policy is not trained.
+        """
+        policy = self._learn.learners(self._session.spec.make_system())[name]
+        each = self._trained_tokens(policy)
+        times, steps, all_steps = [time.process_time()], [0], 0
+
+        def step(done: int, total: int) -> None:
+            nonlocal all_steps
+            all_steps = total
             times.append(time.process_time())
+            steps.append(done)
             if len(times) == 3:
                 raise _Enough
 
-        texts = [self._text] * -(-TRAINED // self.text_tokens)
+        shown = [self._text] * -(-TRAINED // each)
         with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
-            policy.calibrate(texts, self._session.full, Path(folder), epoch)
-        if not most:
-            return Training(0.0, 0)
-        each = (times[-1] - times[-2]) / (len(texts) * self.text_tokens)
-        return Training(each, most, getattr(policy, "tokens", float("inf")))
+            policy.calibrate(shown, self._session.full, Path(folder), step)
+        if not all_steps:
+            return 0.0, Training(0.0, 0)
+        # A step is an epoch, or an epoch of some networks of many; the first is slower.
+        step_s = (times[-1] - times[-2]) / (steps[-1] - steps[-2])
+        epochs = getattr(policy, "epochs", all_steps)
+        token_s = step_s * all_steps / epochs / (len(shown) * each)
+        tokens = min(texts * each, getattr(policy, "tokens", float("inf")))
+        return tokens, Training(token_s, epochs)
 
     def train_seconds(self, names: Sequence[str], texts: int) -> tuple[float, float]:
         """Return the usual and the longest time to train policies on texts."""
-        tokens = texts * self.text_tokens
-        rates = [self.training(name) for name in names]
-        usual = sum(training_seconds(tokens, rate) for rate in rates)
-        return usual, sum(training_seconds(tokens, rate, stops_early=False) for rate in rates)
+        rates = [self.training(name, texts) for name in names]
+        usual = sum(training_seconds(*one) for one in rates)
+        return usual, sum(training_seconds(*one, stops_early=False) for one in rates)
 
 
 class _Enough(Exception):

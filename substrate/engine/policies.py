@@ -69,6 +69,8 @@ class Policy(ABC):
     without_losses: ClassVar[str] = ""
     #: Default number of texts to learn from: the paper's number, or 16 if the paper names none.
     calibration_texts: ClassVar[int] = 16
+    #: Whether `calibrate` is trained on the tokens of prompts, too; if not, on those of answers.
+    trains_on_prompts: ClassVar[bool] = True
     #: Trace to learn from: a folder, or the name of a trace that ships; "" leaves the choice.
     calibration_trace: str = ""
     #: Whether it works only where the host computes experts: an eviction that leaves no room for

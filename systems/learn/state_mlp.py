@@ -140,16 +140,19 @@ def trained(
         note = {key: str(value) for key, value in asdict(options).items()}
         note["tokens"] = str(tokens)
         parts = {"ahead": _ahead(texts, options.stride), "wrapped": _wrapped(texts, options.stride)}
+        networks, before = sum(len(data.x_MTH) for data in parts.values()), 0
 
-        def told(before: int, epoch: int, epochs: int) -> None:
-            progress(before * epochs + epoch, len(parts) * epochs)
+        def told(trained: int, together: int, epoch: int, epochs: int) -> None:
+            progress(trained * epochs + together * epoch, networks * epochs)
 
         # Enable gradients whatever the caller's mode is; only the networks' own generator is used.
         with torch.inference_mode(False):
-            for done, (part, data) in enumerate(parts.items()):
-                if not len(data.x_MTH):  # no layer has another one ``stride`` further on
+            for part, data in parts.items():
+                together = len(data.x_MTH)
+                if not together:  # no layer has another one ``stride`` further on
                     continue
-                fitted, said = _fit(data, num_experts, options, partial(told, done))
+                fitted, said = _fit(data, num_experts, options, partial(told, before, together))
+                before += together
                 arrays |= {f"{part}.weight{i}": w for i, w in enumerate(fitted.weights)}
                 arrays |= {f"{part}.bias{i}": b for i, b in enumerate(fitted.biases)}
                 note |= {f"{part}.{key}": value for key, value in said.items()}

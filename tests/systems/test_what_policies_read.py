@@ -5,7 +5,7 @@ experts everywhere and nowhere, layers that are routed ahead.  What learns is gi
 that it learns from, and nothing else.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from moebench.substrate.engine.decisions import LayerView, Plan, Prompts, Routed
 from moebench.substrate.engine.policies import Admission, Assignment, Eviction, Policy, Routing
+from moebench.substrate.files_read import collect_reads
 from moebench.substrate.memory.capacity import Budget
 from moebench.systems.options import options_of
 from moebench.systems.policies.assign import LoadAll
@@ -246,3 +247,34 @@ def test_reading_in_secret_is_noticed():
 
 def test_all_five_decisions_are_asked():
     assert {decision for decision, _ in EVERY_POLICY} == set(DECISIONS)
+
+
+def trained_files(policy: Policy, text) -> list[str]:
+    """Return the names of the files, hashes of their data, that hold what a policy learnt."""
+    with TemporaryDirectory() as folder, collect_reads() as files:
+        policy.calibrate([text], MODEL, Path(folder), lambda done, total: None)
+        return [file.name for file in files]
+
+
+@pytest.mark.parametrize(
+    ("decision", "name"),
+    [
+        ("evict", "flashmoe"), ("prefetch", "expert-mlp"), ("prefetch", "stride"),
+        ("route", "hash-function"),
+    ],
+)  # fmt: skip
+def test_prompts_are_trained_on_by_those_that_say_so(decision, name):
+    def policy() -> Policy:
+        return policy_class(decision, name)(**quick(decision, name))
+
+    text = routed_text(MODEL, 12, 4, policy().learns_from, seed=1)
+    other = routed_text(MODEL, 12, 4, policy().learns_from, seed=2)
+    arrays = [field.name for field in fields(text) if field.name.split("_")[-1].startswith("T")]
+    mixed = {
+        field: np.concatenate((getattr(other, field)[:4], getattr(text, field)[4:]))
+        for field in arrays if getattr(text, field) is not None
+    }  # fmt: skip
+    before, after = (trained_files(policy(), one) for one in (text, replace(text, **mixed)))
+    assert len(before) == 1
+    assert (before != after) == policy().trains_on_prompts
+    assert trained_files(policy(), other) != before

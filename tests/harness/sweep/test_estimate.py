@@ -62,14 +62,13 @@ def test_texts_are_generated_in_groups_and_read_one_by_one() -> None:
     assert writing_seconds(0, 64, 32, rates) == 0
 
 
-def test_training_stops_early_and_reads_at_most_its_tokens() -> None:
-    training = Training(token_s=1e-4, epochs=200, tokens=60_000)
+def test_training_of_many_epochs_stops_early() -> None:
+    training = Training(token_s=1e-4, epochs=200)
     assert training_seconds(10_000, training) == pytest.approx(15 * 6**0.4)  # of 200 epochs
     assert training_seconds(60_000, training) == pytest.approx(6 * 15)
     assert training_seconds(100, training) == pytest.approx(0.01 * 55)
     assert training_seconds(10_000, training, stops_early=False) == pytest.approx(200)
     assert training_seconds(10_000, Training(1e-4, epochs=45)) == pytest.approx(45)
-    assert training_seconds(10**6, training) == training_seconds(60_000, training)
     assert training_seconds(10_000, Training(0.0, 0)) == 0
 
 
@@ -121,6 +120,35 @@ def test_cells_that_measure_this_computer_run_after_the_others_and_alone() -> No
     assert sweep_seconds(cells, processes=1) == START_S + 16 + 5
     assert sweep_seconds(cells, processes=1, start_s=0.5) == 0.5 + 16 + 5
     assert sweep_seconds([], 2) == 0
+
+
+def test_a_cell_waits_for_the_file_that_another_one_makes() -> None:
+    texts = Part("texts", 20)
+    cells = [
+        Expected("flashmoe", 5, (texts, Part("network", 30))),
+        Expected("duoserve", 5, (texts, Part("path", 60))), Expected("smoe", 4),
+    ]  # fmt: skip
+    # The second process begins when the texts are written, after 20 s: 20 + 60 + 5.
+    assert sweep_seconds(cells, processes=2, start_s=0) == 85
+    assert sweep_seconds(cells, processes=1, start_s=0) == (20 + 30 + 5) + (60 + 5) + 4
+    # A cell that begins later finds the file.
+    late = [cells[0], Expected("smoe", 40), Expected("duoserve", 5, (texts,))]
+    assert sweep_seconds(late, processes=2, start_s=0) == 55
+    alone = [Expected("local", 7, (texts,), alone=True), cells[0]]
+    assert sweep_seconds(alone, processes=2, start_s=0) == 55 + 7
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.sets(st.integers(0, 3))), max_size=8),
+       st.integers(1, 4))  # fmt: skip
+def test_waiting_lengthens_a_sweep_by_no_more_than_the_files(
+    cells: list[tuple[float, set[int]]], processes: int
+) -> None:
+    expected = [Expected("a", s, tuple(Part(key, 7) for key in sorted(keys))) for s, keys in cells]
+    files = 7 * len(set().union(*(keys for _, keys in cells)))
+    found = sweep_seconds(expected, processes, start_s=0)
+    assert found <= (sum(seconds for seconds, _ in cells) + files) * (1 + 1e-12)
+    assert found >= max([0, *(seconds for seconds, _ in cells)])
+    assert found >= (sum(seconds for seconds, _ in cells) + files) / processes * (1 - 1e-12)
 
 
 def test_processes_share_the_cores_with_each_other_and_with_other_work() -> None:

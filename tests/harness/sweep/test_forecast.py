@@ -198,10 +198,11 @@ def test_a_system_that_does_not_learn_misses_nothing() -> None:
 def test_the_rates_of_learning_are_measured_and_nothing_is_kept() -> None:
     found = Learner(prepare(learner(), None), 2)
     assert found.write_seconds(64) > found.write_seconds(2) > 0
-    training = found.training("evict")
+    tokens, training = found.training("evict", 2)
+    assert tokens < 1000
     assert training.epochs == 3
     assert training.token_s > 0
-    assert training.tokens == 65_536  # FlashMoE's most tokens
+    assert found.training("evict", 10_000)[0] == 65_536  # FlashMoE's most tokens
     usual, most = found.train_seconds(["evict"], 20)
     assert usual > 0
     assert most > 0
@@ -212,7 +213,7 @@ def test_a_policy_that_counts_is_not_trained() -> None:
     counted = spec("daop", calibrate_texts=2)
     found = Learner(prepare(counted, None), 2)
     (name,) = learns(prepare(counted, None), Path(".moebench")).policies
-    assert found.training(name).epochs == 0
+    assert found.training(name, 2) == (0, Training(0, 0))
     assert found.train_seconds([name], 100) == (0, 0)
 
 
@@ -261,13 +262,12 @@ def test_texts_are_written_by_their_prompts_and_their_tokens(
     monkeypatch.setattr("moebench.substrate.traces.observe.write", write)
     monkeypatch.setattr("moebench.substrate.traces.observe.read", read_)
     found = Learner(prepare(learner(), None), 2)
-    # One text before, then one and two, of one token and of four.
-    assert groups == [(1, 2), (1, 1), (1, 4), (2, 1), (2, 4)]
+    # One text before, then one and two, of one token and of nine.
+    assert groups == [(1, 2), (1, 1), (1, 9), (2, 1), (2, 9)]
     assert found.pass_s == 1
     assert found.writing == Writing(4, 2, 0.25)
     ((tokens, prompt, kinds, states, embeddings),) = read
     assert tokens - prompt == learn.NEW_TOKENS
-    assert found.text_tokens == tokens
     assert (states, embeddings, kinds) == (False, False, [])  # FlashMoE learns from the ids alone
     assert found.write_seconds(33) == 2 * (4 + (learn.NEW_TOKENS - 1) * 2) + 33 * 0.25
 
@@ -275,11 +275,15 @@ def test_texts_are_written_by_their_prompts_and_their_tokens(
 def test_a_policy_is_timed_over_its_second_epoch(
     cpu: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """200 tokens a text: six texts are the first 1024; the first epoch of two takes longer."""
+    """200 tokens a text, 50 of its prompt: six texts are the first 1024, seven without prompts.
+
+    The first epoch of two takes longer.
+    """
     asked = []
 
     class Policy:
         tokens = 5000
+        trains_on_prompts = True
 
         def calibrate(self, texts: Sequence[Any], full: Any, folder: Path, epoch: Any) -> None:
             asked.append((len(texts), full, folder.is_dir()))
@@ -287,20 +291,38 @@ def test_a_policy_is_timed_over_its_second_epoch(
                 cpu.now += took
                 epoch(done, 40)
 
+    class Groups(Policy):
+        """Trains three groups of two networks in turn, each for at most 40 epochs, on answers."""
+
+        epochs = 40
+        trains_on_prompts = False
+
+        def calibrate(self, texts: Sequence[Any], full: Any, folder: Path, epoch: Any) -> None:
+            assert len(texts) == 7
+            for done, took in enumerate((9.0, 6.0, 100.0), 1):
+                cpu.now += took
+                epoch(2 * done, 6 * 40)
+
     class Counts:
+        trains_on_prompts = True
+
         def calibrate(self, *given: Any) -> None:
             cpu.now += 1
 
     found = object.__new__(Learner)
-    found._text = SimpleNamespace(ids_TLK=range(200))
-    found._learn = SimpleNamespace(learners=lambda made: {"evict": Policy(), "place": Counts()})
+    found._text = SimpleNamespace(ids_TLK=range(200), prefill=50)
+    made = {"evict": Policy(), "prefetch": Groups(), "place": Counts()}
+    found._learn = SimpleNamespace(learners=lambda system: made)
     found._session = SimpleNamespace(spec=SimpleNamespace(make_system=lambda: None), full="full")
-    assert found.training("evict") == Training(6 / (6 * 200), 40, 5000)
-    assert asked == [(6, "full", True)]
-    assert found.training("place") == Training(0, 0)
-    # On 10 texts of 200 tokens: a usual training stops early, were there more epochs.
-    rates = {"a": Training(0.01, 100, 1500), "b": Training(1, 2)}
-    monkeypatch.setattr(Learner, "training", lambda self, name: rates[name])
+    assert found.training("evict", 20) == (4000, Training(6 / (6 * 200), 40))
+    assert found.training("evict", 30) == (5000, Training(6 / (6 * 200), 40))
+    assert asked == [(6, "full", True)] * 2
+    # An epoch of all three groups takes three times as long as one of a group.
+    assert found.training("prefetch", 20) == (3000, Training(3 * 6 / (7 * 150), 40))
+    assert found.training("place", 20) == (0, Training(0, 0))
+    # A usual training on 1,500 tokens stops early, were there more epochs.
+    rates = {"a": (1500, Training(0.01, 100)), "b": (2000, Training(1, 2))}
+    monkeypatch.setattr(Learner, "training", lambda self, name, texts: rates[name])
     assert found.train_seconds(["a", "b"], 10) == (
         0.01 * 1500 * 55 + 2000 * 2,
         0.01 * 1500 * 100 + 2000 * 2,

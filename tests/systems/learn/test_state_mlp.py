@@ -74,7 +74,10 @@ def test_training_notes_hold_recall_and_epochs(taught):
     for part in ("ahead", "wrapped"):
         assert 0.65 < float(mlps.note[f"{part}.recall"]) <= 1
         assert int(mlps.note[f"{part}.best_epoch"]) <= int(mlps.note[f"{part}.epochs"]) <= 25
-    assert {total for _, total in told} == {50}
+    # Two networks look two layers ahead, one at the next token's first layers.
+    ahead = int(mlps.note["ahead.epochs"])
+    assert told[ahead - 1] == (2 * ahead, 3 * 25)
+    assert told[ahead:] == [(2 * 25 + i + 1, 75) for i in range(int(mlps.note["wrapped.epochs"]))]
     assert told == sorted(told)
 
 
