@@ -81,7 +81,9 @@ def _least(given: dict[str, Any]) -> dict[str, Any]:
             few = {k: v for k, v in given.items() if k in ("system", "setting")
                    or getattr(alone, k) != getattr(wanted, k)}  # fmt: skip
             if _resolved(few) == wanted:
-                return few
+                if len(few) <= 3:  # one option beside the two: without it, the setting's is used
+                    return few
+                given = few
     except MoeBenchError:  # weights or a system that are not here any more
         return given
     for name in [name for name in given if name not in ("system", "setting")]:

@@ -66,6 +66,11 @@ BARE = {"system": "smoe", "model": "mixtral-8x7b", "machine": "a6000"}
          "--system smoe --setting S3 --set alpha=0.3 --set evict=lru"),
         ({"system": "smoe", "setting": "D1", "new_tokens": 64},
          "--system smoe --setting D1 --new-tokens 64"),
+        # 33 prompts follow from batches of 3, but not from others.
+        ({"system": "smoe", "setting": "S3", "batch": 3, "prompts": 33},
+         "--system smoe --setting S3 --batch 3"),
+        ({"system": "smoe", "setting": "S3", "batch": 3, "prompts": 30},
+         "--system smoe --setting S3 --batch 3 --prompts 30"),
         ({"system": "smoe", "setting": "S3", "machine": "local"},
          "--system smoe --setting S3 --machine local"),
         (BARE, "--system smoe --machine a6000 --model mixtral-8x7b"),
