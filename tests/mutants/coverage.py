@@ -59,7 +59,9 @@ class Covering:
         return cls(data, _seconds(times))
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests that can notice a defect: the mirrored file's first, shortest first.
+        """Return the tests that can notice a defect: the mirrored file's, its folder's, the others.
+
+        Of each the shortest are first.
 
         What an import executes, or what is computed once and kept, is covered by every test that
         executes a line of the file, or else by those of the nearest mirrored folder: they read what
@@ -73,6 +75,7 @@ class Covering:
         found = {_test(one) for one in contexts if one}
         mirrored = _mirrored(mutant.file)
         found |= {test for test in self.seconds if test.partition("::")[0] == mirrored}
+        same_folder = f"tests/{Path(mutant.file).parent}/"
         folders = Path(mutant.file).parents if by_line and not found else ()
         for folder in folders:
             beside = _mirrored(f"{folder}.py")
@@ -82,7 +85,10 @@ class Covering:
             found = found or {test for test in self.seconds if test.startswith(tuple(near))}
         return sorted(
             found & self.seconds.keys(),
-            key=lambda test: (not test.startswith(f"{mirrored}::"), self.seconds[test], test),
+            key=lambda test: (
+                not test.startswith(f"{mirrored}::"), not test.startswith(same_folder),
+                self.seconds[test], test,
+            ),
         )
 
     def total_s(self, tests: Iterable[str]) -> float:

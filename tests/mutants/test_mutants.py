@@ -144,6 +144,24 @@ def test_what_only_an_import_executes_is_judged_by_the_nearest_tests() -> None:
         assert set(Covering(data, dict.fromkeys(there + far, 1.0)).tests(one)) == set(there)
 
 
+def test_the_mirrored_files_tests_come_first_and_then_those_of_its_folder() -> None:
+    data = coverage.CoverageData(no_disk=True)
+    data.set_context("tests/far/test_b.py::test_b|run")
+    data.add_lines({"systems/deep/a.py": [1]})
+    for test in ("tests/systems/deep/test_b.py::test_slow", "tests/systems/deep/test_b.py::test_b"):
+        data.set_context(f"{test}|run")
+        data.add_lines({"systems/deep/a.py": [1]})
+    seconds = {
+        "tests/far/test_b.py::test_b": 0.1, "tests/systems/deep/test_b.py::test_slow": 3.0,
+        "tests/systems/deep/test_b.py::test_b": 2.0, "tests/systems/deep/test_a.py::test_a": 4.0,
+    }  # fmt: skip
+    one = Mutant("systems/deep/a.py", "order", 1, (1,), False, 0, 1, "")
+    assert Covering(data, seconds).tests(one) == [
+        "tests/systems/deep/test_a.py::test_a", "tests/systems/deep/test_b.py::test_b",
+        "tests/systems/deep/test_b.py::test_slow", "tests/far/test_b.py::test_b",
+    ]  # fmt: skip
+
+
 def test_a_report_counts_what_is_not_caught() -> None:
     verdicts = [Verdict(f"m{n}", "order", "caught", "t", 1, 1) for n in range(9)]
     text = report([*verdicts, Verdict("left", "constant", "survived", "", 3, 4)])

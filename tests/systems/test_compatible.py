@@ -54,6 +54,24 @@ def test_every_system_makes_sense(name: str, variant: str) -> None:
     assert why_not(build(name, variant=variant)) is None  # type: ignore[arg-type]
 
 
+def test_policies_that_place_by_the_whole_model_need_shared_slots() -> None:
+    """They state which experts of which layers are on the device, or evict across layers."""
+    found = set()
+    for decision, name in ((decision, name) for decision in POLICIES for name in POLICIES[decision]):
+        made = build("moe-ondemand", {"assign": "host", "scope": "layer", decision: name})
+        if "need slots that all layers share" in (why_not(made) or ""):
+            found.add(f"{decision}={name}")
+    places = (
+        "device-map", "kt-uniform", "kt-frequency", "kt-front-loading", "kt-random",
+        "tail-on-host", "cold-on-host", "n-cpu-moe", "ngl", "fit", "override", "pinned-profile",
+    )  # fmt: skip
+    prefetches = ("whole-layer", "block-schedule", "paged-layers")
+    assert found == {
+        *(f"place={name}" for name in places), *(f"prefetch={name}" for name in prefetches),
+        "evict=mrs-shipped", "evict=dispatch-lru",
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_what_makes_sense_runs(tmp_path: Path) -> None:
     """At least 19 of 20 compositions of all policies that are not refused run."""

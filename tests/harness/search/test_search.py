@@ -61,6 +61,16 @@ def test_equal_searches_have_equal_names() -> None:
     assert len({name, *(request(**one).name for one in others)}) == len(others) + 1
 
 
+def test_the_order_of_options_makes_no_other_search() -> None:
+    changed = {"evict": "lru", "assign": "greedy"}
+    both = changed, dict(reversed(changed.items()))
+    one, other = (
+        request(questions=(Question(name="S1", given={"setting": "S1", "overrides": sets}),)).name
+        for sets in both
+    )
+    assert one == other
+
+
 def test_the_document_of_a_result() -> None:
     place = Place(question=QUESTION, seeds=Seeds((3, 4), 5))
     found = Candidate(name="trial 2", system="moe-ondemand", sets={"evict": "lru"}, trial=2)

@@ -73,7 +73,7 @@ def test_the_input_set_of_a_run() -> None:
     ("spec", "more", "title"),
     [
         ({}, {}, "smoe"),
-        ({"alpha": 0.25}, {}, "smoe alpha=0.25"),
+        ({"alpha": 0.25}, {}, "smoe alpha=0.25"), ({"alpha": 1.0}, {}, "smoe alpha=1"),
         ({"alpha": 0.25, "overrides": {"prefetch": "none", "alpha": "0.3", "evict": "lru"}}, {},
          "smoe alpha=0.3 evict=lru prefetch=none"),
         ({"variant": "shipped"}, {"oracle": True}, "smoe (shipped) (oracle)"),

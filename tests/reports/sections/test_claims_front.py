@@ -34,6 +34,9 @@ def test_every_paper_is_counted_and_all_together() -> None:
     assert {"no verdict", "reproduced, cannot fail here"} == {*COUNTS} - {*page.columns} - {
         "not reproduced", "reproduced, same as another row"
     }  # fmt: skip
+    for shown in (front([SMOE]), front([DAOP]), page):
+        numbers = zip(*[line[2:] for line in shown.counts], strict=True)
+        assert all(set(column) != {"0"} for column in numbers)
 
 
 def test_a_headline_has_range_readings_verdict_and_cause() -> None:

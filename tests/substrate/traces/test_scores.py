@@ -73,6 +73,17 @@ def test_no_unrecorded_expert_is_above_a_recorded_one() -> None:
     np.testing.assert_allclose(every[0, 0], by_rank(2, 1.0), rtol=1e-6)
 
 
+def test_published_scores_of_half_precision_are_shared_in_double_precision() -> None:
+    """Half precision would round the sum 0.30005 to 0.3000 and each share to three digits."""
+    values = np.array([0.2, 0.1, 0.00005], dtype=np.float16)
+    found = Reconstruction(1.0)._published(
+        trace([[[3, 1, 2]]], top_scores=np.array([[values]])), np.array([0]), 0.7
+    )
+    exact = [float(value) for value in values]
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found[0, 0], [0.7 * v / sum(exact) for v in exact], rtol=1e-12)
+
+
 def test_published_scores_are_taken() -> None:
     rows = np.array([0])
     whole = trace([[[3, 1]]], source={"top_scores": "of all experts"}, top_scores=[[[0.5, 0.2]]])
