@@ -408,6 +408,11 @@ def test_gains_over_the_page_cache(tmp_path: Path) -> None:
     assert gain == pytest.approx((50 + 20) / 2, rel=1e-5)
     assert pages.faster(pages.LEARNED, pages.LRU)(of).value == pytest.approx(5)
     assert "0.375 of the experts: learned +50 %, LRU +36 %" in pages.turns(of)
+    claimed = {one.id: one.measure(of).value for one in PAPER.claims if one.id.startswith("R-6 ")}
+    lru_over_pages = (150 / 110 - 1 + 60 / 50 - 1) / 2 * 100
+    assert claimed == pytest.approx(
+        {"R-6 learned": 35, "R-6 rule": 5, "R-6 LRU": lru_over_pages}, rel=1e-5
+    )
     with pytest.raises(MissingEvidenceError, match="lacks its run"):
         pages.by_share(Runs(paged(100, 110, 150)[:2]))
 
