@@ -276,6 +276,7 @@ DISK: dict[str, Any] = {
         (Processor, CPU, {"performance_cores": "8P+16E"}, "performance_cores"),
         (Processor, CPU, {"performance_cores": 0}, "performance_cores"),
         (Processor, CPU, {"efficiency_cores": 4}, "efficiency_flops"),
+        (Processor, CPU, {"efficiency_cores": -1}, "efficiency_cores"),
         (Processor, CPU, {"efficiency_flops": 16}, "efficiency_flops"),
         (Processor, CPU, {"base_ghz": 5}, "base_ghz"),
         (Processor, CPU, {"simd": "SSE"}, "simd"),
@@ -301,6 +302,8 @@ def test_impossible_numbers_are_refused(
 def test_counterparts_are_accepted() -> None:
     both = {**CPU, "efficiency_cores": 4, "efficiency_flops": 16}
     assert Processor.model_validate(both).flops_per_cycle == 8 * 32 + 4 * 16
+    none = {**CPU, "efficiency_cores": 0}  # as a data sheet may state it
+    assert Processor.model_validate(none).flops_per_cycle == 8 * 32
     measured = {**CPU, "measured": [READS, {**READS, "nominal_gbs": 51.2}]}
     own = Processor.model_validate(measured).own
     assert own is not None
