@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebench.harness.advise.formats import named_bits
+from moebench.harness.advise.formats import IK, named_bits
 from moebench.substrate.errors import UnknownNameError
 from moebench.substrate.models.bits import Bits, bits_of
 
@@ -29,6 +29,20 @@ def test_a_publishers_name_has_the_bits_of_the_format(name: str, same: str) -> N
 )  # fmt: skip
 def test_formats_of_other_engines_are_known(name: str, bits: Bits) -> None:
     assert named_bits(name) == bits
+
+
+#: Bytes of a block of 256 weights, scales included (ik_llama.cpp, ggml-common.h).
+IK_BLOCKS = {
+    "iq1_kt": 56, "iq2_kt": 68, "iq2_ks": 70, "iq2_k": 76, "iq2_kl": 86, "iq3_kt": 100,
+    "iq3_ks": 102, "iq3_k": 110, "iq4_kss": 128, "iq4_kt": 128, "iq4_ks": 136, "iq4_k": 144,
+    "iq5_ks": 168, "iq5_k": 176, "iq6_k": 212,
+}  # fmt: skip
+
+
+def test_bits_are_those_of_whole_blocks() -> None:
+    assert {name: Bits(8 * size / 256, 8.5) for name, size in IK_BLOCKS.items()} == {
+        name: named_bits(name) for name in IK
+    }
 
 
 @pytest.mark.parametrize("name", ["", "q4_k_z", "fast", "0.5bpw", "99bpw", "9bit", "UD-", "_xl"])

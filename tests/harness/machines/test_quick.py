@@ -452,6 +452,16 @@ def test_the_command_prints_profile_and_products_as_json(known: Hardware) -> Non
     assert printed["products"]["formats"]["q4_k"]["gb_s"]["1"]["2"] == [12.0, 10.8, 13.2]
 
 
+def test_an_impossible_measurement_is_refused_before_anything_is_written(
+    known: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impossible = measured()._replace(handoff=one(-5))
+    monkeypatch.setattr(quick, "measure", lambda store, card, say: impossible)
+    line = refused("calibrate", "--quick", "--out", "here.yaml")
+    assert "here.yaml: host.handoff: value -5 is out of range" in line
+    assert not list(Path.cwd().iterdir())
+
+
 def test_a_card_without_torch_s_support_is_noted(
     known: Hardware, monkeypatch: pytest.MonkeyPatch
 ) -> None:

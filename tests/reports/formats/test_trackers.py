@@ -311,14 +311,18 @@ def hostile() -> list[TrackedRun]:
 
 
 def test_hostile_texts_reach_mlflow_as_text(uri: str, hostile: list[TrackedRun]) -> None:
-    assert write_mlflow(hostile, uri, unseen) == len(hostile)
+    steps: list[tuple[int, int]] = []
+    assert write_mlflow(hostile, uri, lambda *step: steps.append(step)) == len(hostile)
+    assert steps == [(done, len(hostile)) for done in range(len(hostile) + 1)]
     assert len(in_mlflow(uri)) == len(hostile)
     assert write_mlflow(hostile, uri, unseen) == 0
 
 
 def test_hostile_texts_reach_wandb_as_text(hostile: list[TrackedRun]) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: make test-trackers")
-    write_wandb(hostile, "p", unseen)
+    steps: list[tuple[int, int]] = []
+    write_wandb(hostile, "p", lambda *step: steps.append(step))
+    assert steps == [(done, len(hostile)) for done in range(len(hostile) + 1)]
     found = offline(Path("wandb"))
     assert [one["id"] for one in found] == [one.run_id for one in hostile]
     assert all(0 < len(tag) <= trackers.WANDB_TAG for one in found for tag in one["tags"])

@@ -21,6 +21,7 @@ from moebench.substrate.traces.fit import drawn_statistics
 from moebench.substrate.traces.recipes import SynthesisRecipe, family, recipes
 from moebench.substrate.traces.replay import routings
 from moebench.substrate.traces.synthesis import (
+    DrawnPredictions,
     Synthesis,
     Topology,
     compared,
@@ -129,6 +130,30 @@ def test_the_predictor_recalls_what_was_asked(wanted):
     assert statistic(
         SynthesisRecipe(static=0.3, recall=wanted), "prediction.gate"
     ) == pytest.approx(wanted, abs=0.02)
+
+
+def test_predictions_are_drawn_in_single_precision_after_the_truth():
+    truth = np.random.default_rng(1).standard_normal((3, 8), dtype=np.float32)
+    drawn_ = DrawnPredictions(experts=8, top_k=2, recall=0.8, spread=1.1)
+    found = drawn_.of(truth, np.random.default_rng(2))
+    assert found.dtype == np.float32
+    noise = np.random.default_rng(2).standard_normal((3, 8), dtype=np.float32)
+    c = correlation_for_recall(8, 2, 0.8)
+    logits = 1.1 * (c * truth + np.sqrt(1 - c * c) * noise)
+    wanted = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_predictions_of_scores_assign_drawn_logits_in_the_scores_order():
+    scores = np.array([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]], dtype=np.float32)
+    drawn_ = DrawnPredictions(experts=3, top_k=3, recall=1.0, spread=1.0)  # nothing is wrong
+    found = drawn_.of_scores(scores, np.random.default_rng(2))
+    assert found.dtype == np.float32
+    random = np.random.default_rng(2)
+    random.random(scores.shape)  # orders equal scores
+    best = np.sort(random.standard_normal((2, 3), dtype=np.float32))[:, ::-1]
+    logits = np.array([[best[0, 2], best[0, 0], best[0, 1]], [best[1, 0], best[1, 2], best[1, 1]]])
+    np.testing.assert_allclose(found, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), 1e-5)
 
 
 def test_scores_are_a_softmax_and_rank_the_choice_first():
