@@ -125,11 +125,13 @@ class Counter(_Part):
 
     Attributes:
         name: what was changed.
+        changes: fields of the sweeps of ``--quick`` that were changed, and their values.
         unchanged: the claim's figure on the cells of ``--quick`` without the change.
         reading: whether it is another reading of the paper, not a question of ours.
     """
 
     name: str
+    changes: dict[str, Any] = {}
     measured: Measured
     verdict: Verdict
     unchanged: float | None = None
@@ -282,10 +284,23 @@ class Exhibit(_Part):
     runs: tuple[str, ...] = ()
 
 
+class Sweeps(_Part):
+    """The sweeps of an experiment, as `moebench sweep` reads them from a file.
+
+    Attributes:
+        cells: what claims, tables and figures were measured on.
+        quick: the smaller sweep of ``--quick``, of counter-experiments and of ranges.
+    """
+
+    cells: dict[str, Any]
+    quick: dict[str, Any]
+
+
 class PaperResult(_Part):
     """All measured claims, tables and figures of one paper.
 
     Attributes:
+        experiments: the sweeps, by the experiment's name.
         quick: whether fewer prompts were used than for the results that ship.
         provenance: versions, commit, hashes, when; wall time in seconds; ``costs``, what the run
             took by experiment (`harness.reproduce.costs`).
@@ -295,6 +310,7 @@ class PaperResult(_Part):
     title: str
     quick: bool
     provenance: dict[str, Any]
+    experiments: dict[str, Sweeps] = {}
     claims: tuple[ClaimResult, ...]
     exhibits: tuple[Exhibit, ...] = ()
 

@@ -18,7 +18,7 @@ from moebench.harness.run.identity import code_hash
 from moebench.harness.sweep.execute import Open, carry_out
 from moebench.harness.sweep.progress import Board
 from moebench.harness.sweep.worker import Job
-from moebench.results.claims import ClaimResult, Counter, Exhibit, PaperResult, Verdict
+from moebench.results.claims import ClaimResult, Counter, Exhibit, PaperResult, Sweeps, Verdict
 from moebench.substrate.errors import IntegrityError, MoeBenchError
 
 #: Return a context manager that shows the progress of cells.
@@ -90,7 +90,7 @@ def reproduce(
         results.append(
             PaperResult(
                 paper=paper.paper, title=paper.title, quick=evidence.quick, provenance=provenance,
-                claims=tuple(claims), exhibits=tuple(exhibits),
+                experiments=sweeps(paper), claims=tuple(claims), exhibits=tuple(exhibits),
             )
         )  # fmt: skip
     return results
@@ -106,6 +106,14 @@ def cells_of(papers: Iterable[PaperClaims], evidence: Evidence) -> list[Job]:
     """Return the distinct cells that the claims and exhibits of some papers need."""
     jobs, _ = _jobs(_needed(papers), evidence)
     return jobs
+
+
+def sweeps(paper: PaperClaims) -> dict[str, Sweeps]:
+    """Return the sweeps of a paper's experiments, by name."""
+    return {
+        one.name: Sweeps(cells=one.plan(False, {}), quick=one.plan(True, {}))
+        for one in _needed([paper])
+    }
 
 
 def _needed(papers: Iterable[PaperClaims]) -> list[Experiment]:
@@ -236,7 +244,8 @@ def _countered(claim: Claim, result: ClaimResult, evidence: Evidence) -> ClaimRe
         if again.measured is not None:
             found.append(
                 Counter(
-                    name=counter.name, measured=again.measured, verdict=again.verdict,
+                    name=counter.name, changes=dict(counter.changes), measured=again.measured,
+                    verdict=again.verdict,
                     unchanged=before.value if before else None, reading=counter.reading,
                     runs=again.runs,
                 )

@@ -54,6 +54,8 @@ HOW_TO_READ = (
     "Other readings: the worst and the best of what the paper can also mean, by the distance from "
     "its figure.",
     "Times are simulated unless their badge says measured. \"Not known\" is an explanation.",
+    "What was run is in the JSON files: `experiments` has the sweeps, as `moebench sweep` reads "
+    "them, and each counter-experiment what it changes.",
 )  # fmt: skip
 
 WINNERS_CAPTION = (

@@ -1,9 +1,12 @@
 """Claims of one module beside the results that ship."""
 
+import json
 from collections.abc import Iterable
 from importlib import import_module
+from typing import Any
 
-from moebench.harness.reproduce.claim import Claim
+from moebench.harness.reproduce.claim import Claim, PaperClaims
+from moebench.harness.reproduce.run_claims import sweeps
 from moebench.results.claims import Verdict, read
 
 DIFFERING = (Verdict.DIRECTION_ONLY, Verdict.NO_EFFECT, Verdict.NOT_REPRODUCED)
@@ -16,6 +19,18 @@ NOT_SHIPPED = {
 
 #: Claims that need all texts, so that they have no figure over the ranges of numbers.
 NO_RANGES = {"U-6 epochs 8x7B", "U-6 epochs 8x22B", "U-6 epochs order"}
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON holds it."""
+    return json.loads(json.dumps(value))
+
+
+def check_sweeps(paper: PaperClaims) -> None:
+    """Check that results that ship were measured on the sweeps that are run now."""
+    (shipped,) = (result for result in read() if result.paper == paper.paper)
+    ours = {name: as_json(one.model_dump()) for name, one in sweeps(paper).items()}
+    assert {name: one.model_dump() for name, one in shipped.experiments.items()} == ours
 
 
 def check(paper: str, claims: Iterable[Claim]) -> None:
@@ -47,6 +62,8 @@ def check(paper: str, claims: Iterable[Claim]) -> None:
                  if differs or (one.always and measured is not None)]  # fmt: skip
         made = [(one.name, one.reading) for one in result.counters]
         assert made == tried[: len(tried) - (claim.id in NOT_SHIPPED)], claim.id
+        changes = {one.name: as_json(one.changes) for one in claim.counters}
+        assert all(one.changes == changes[one.name] for one in result.counters), claim.id
         moved = [one.field for one in result.ranges]
         judged = differs or result.verdict is Verdict.REPRODUCED
         if judged and measured is not None and measured.badge != "counted":

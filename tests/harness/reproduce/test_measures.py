@@ -219,7 +219,15 @@ def check_exhibits(paper: PaperClaims, full: Evidence) -> None:
         assert len(seen.used) == len(expected.runs), found.id
         if found.id in OF_SAMPLES:
             continue
-        assert [shape(row) for row in found.rows] == [shape(row) for row in expected.rows], found.id
+        if seen.used:
+            ours, theirs = (list(map(shape, one.rows)) for one in (found, expected))
+            assert ours == theirs, found.id
+        else:  # nothing was run: numbers are counted, or those of cost models
+            assert len(found.rows) == len(expected.rows), found.id
+            for ours, theirs in zip(found.rows, expected.rows, strict=True):
+                near = {key: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
+                        for key, value in theirs.items()}  # fmt: skip
+                assert ours == near, found.id
         compared += 1
     assert compared >= 4
 

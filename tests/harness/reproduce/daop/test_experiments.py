@@ -2,6 +2,7 @@
 
 from moebench.harness.reproduce.daop import PAPER
 from moebench.harness.reproduce.evidence import Evidence
+from tests.harness.reproduce import shipped
 from tests.harness.reproduce import test_measures as measures
 
 both, full = measures.both, measures.full
@@ -15,3 +16,7 @@ def test_tables_and_figures_are_those_of_the_results_that_ship_but_for_numbers(
     full: Evidence,
 ) -> None:
     measures.check_exhibits(PAPER, full)
+
+
+def test_the_results_that_ship_were_measured_on_these_sweeps() -> None:
+    shipped.check_sweeps(PAPER)

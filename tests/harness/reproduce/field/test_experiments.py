@@ -2,6 +2,7 @@
 
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.field import PAPER
+from tests.harness.reproduce import shipped
 from tests.harness.reproduce import test_measures as measures
 from tests.harness.reproduce import test_registries as registries
 
@@ -16,3 +17,7 @@ def test_figures_without_runs_are_those_of_the_results_that_ship(
 
 def test_the_results_that_ship_are_judged_by_these_bands() -> None:
     registries.test_the_results_that_ship_are_judged_by_these_bands(PAPER)
+
+
+def test_the_results_that_ship_were_measured_on_these_sweeps() -> None:
+    shipped.check_sweeps(PAPER)

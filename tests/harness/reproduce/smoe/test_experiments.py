@@ -4,6 +4,7 @@ import pytest
 
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.smoe import PAPER
+from tests.harness.reproduce import shipped
 from tests.harness.reproduce import test_measures as measures
 
 both, full = measures.both, measures.full
@@ -19,3 +20,7 @@ def test_tables_and_figures_are_those_of_the_results_that_ship_but_for_numbers(
     full: Evidence,
 ) -> None:
     measures.check_exhibits(PAPER, full)
+
+
+def test_the_results_that_ship_were_measured_on_these_sweeps() -> None:
+    shipped.check_sweeps(PAPER)
