@@ -86,8 +86,10 @@ class Covering:
         return sorted(
             found & self.seconds.keys(),
             key=lambda test: (
-                not test.startswith(f"{mirrored}::"), not test.startswith(same_folder),
-                self.seconds[test], test,
+                not test.startswith(f"{mirrored}::"),
+                not test.startswith(same_folder),
+                self.seconds[test],
+                test,
             ),
         )
 
