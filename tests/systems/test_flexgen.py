@@ -83,6 +83,15 @@ def test_the_lowest_ids_are_on_the_disk_and_the_next_in_host_memory():
     assert plain.host_experts is None
 
 
+def test_policies_of_others_learn_the_shape_of_the_model_that_is_charged(monkeypatch):
+    told = []
+    system = build("flexgen")
+    monkeypatch.setattr(type(system.evict), "full_size", lambda self, model: told.append(model))
+    model = shape(experts=8, layers=2)
+    system.full_size(model)
+    assert told == [model]
+
+
 percent = st.floats(0, 100)
 
 

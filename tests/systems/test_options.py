@@ -4,11 +4,12 @@ import pytest
 
 from moebench.substrate.engine.system import AdmitAll
 from moebench.substrate.errors import UnknownNameError, UsageError
-from moebench.systems.options import build, describe
+from moebench.systems.options import build, describe, options_of
 from moebench.systems.policies.assign import Balanced, HostAll, LoadAll
 from moebench.systems.policies.evict import LeastRecentlyUsed, LowestAverageScore, NeverEvict
 from moebench.systems.policies.prefetch import NoPrefetch
 from moebench.systems.policies.route import ExactRouting
+from moebench.systems.registry import POLICIES, policy_class
 from moebench.systems.smoe import ExpertCacheRouter, SMoE, TopScorePrefetch
 
 
@@ -218,3 +219,21 @@ def test_the_ablation_is_the_one_that_the_system_documents():
         if words and words[0] in ABLATION:
             documented[words[0]] = dict(w.split("=") for w in words[1:] if "=" in w)
     assert documented == ABLATION
+
+
+SEEDS = [
+    (decision, name) for decision in POLICIES for name in POLICIES[decision]
+    if "seed" in options_of(policy_class(decision, name))
+]  # fmt: skip
+
+
+def test_several_policies_draw():
+    assert len(SEEDS) > 5
+
+
+@pytest.mark.parametrize(("decision", "name"), SEEDS)
+def test_a_seed_is_not_negative(decision, name):
+    kind = policy_class(decision, name)
+    assert kind(seed=0).seed == 0
+    with pytest.raises(UsageError, match=rf"{decision}\.seed is -1"):
+        kind(seed=-1)

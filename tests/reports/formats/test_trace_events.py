@@ -113,6 +113,17 @@ def test_a_copy_that_is_read_unfinished_still_leads_to_its_use() -> None:
     assert flows(trace) == [[("s", 2, 0), ("f", 1, 2)]]
 
 
+def test_common_weights_from_the_disk_lead_through_host_memory_to_the_device() -> None:
+    trace = trace_events(
+        [span("disk", "stream", 0, [], 0, 3), span("disk", "stream", 0, [], 3, 5),
+         span("h2d", "stream", 0, [], 5, 8), span("h2d", "attend", 0, [], 8, 9),
+         span("device", "attend", 0, [], 9, 11), span("device", "head", 0, [], 11, 12)], {},
+    )  # fmt: skip
+    check_trace(trace)
+    # The second record of the disk is the one that is copied; a record uses no earlier one.
+    assert flows(trace) == [[("s", 4, 3), ("f", 2, 5)], [("s", 2, 5), ("t", 1, 9), ("f", 1, 11)]]
+
+
 def test_a_disk_that_stands_below_the_device_loads_at_once() -> None:
     """This computer without a link has one lane for loads, the disk's."""
     trace = trace_events(
