@@ -119,6 +119,18 @@ def test_labels_of_one_value_are_apart_and_inside_the_scale() -> None:
     assert places[-1] <= high
 
 
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_labels_with_room_stand_where_their_lines_end(logarithmic: bool) -> None:
+    spec = lines("batch", {}, "tpot_ms")
+    spec["encoding"]["y"]["scale"] = {"type": "log"} if logarithmic else {"zero": False}
+    values = {"a": 20.0, "b": 45.0, "c": 90.0}
+    rows = [point(name, batch, ms) for name, ms in values.items() for batch in (1, 4)]
+    led(spec, spec["usermeta"]["leaders"], rows, 560)
+    (text,) = [layer for layer in spec["layer"] if layer.get("name") == "ends text"]
+    places = {one["line"]: one["place"] for one in text["data"]["values"]}
+    assert places == pytest.approx(values)
+
+
 def test_shares_do_not_exceed_their_scale_when_all_are_equal() -> None:
     spec = lines("ratio", {}, "hit_ratio")
     spec["encoding"]["y"]["scale"] = {"zero": False}
