@@ -40,6 +40,22 @@ def test_list_settings_says_what_runs_at_once() -> None:
     assert rows["S3"]["model"] == SCALE_MODEL
 
 
+def test_sizes_of_mixtral_are_those_of_its_matrices() -> None:
+    """32 layers of 8 experts with 3 matrices of 4,096 × 14,336, two of them active."""
+    (row,) = [
+        one for one in call("list", "models", "--json").json if one["model"] == "mixtral-8x7b"
+    ]
+    expert = 3 * 4096 * 14_336
+    attention = 2 * 4096 * 4096 + 2 * 4096 * 1024  # 8 of 32 heads have keys and values
+    common = 32 * (attention + 8 * 4096 + 2 * 4096) + 2 * 32_000 * 4096 + 4096
+    assert (row["layers"], row["experts"]) == (32, "8, top-2")
+    assert row["expert_mb_bf16"] == f"{2 * expert / 1e6:.1f}"
+    assert row["common_gb_bf16"] == f"{2 * common / 1e9:.2f}"
+    assert row["params_b"] == f"{(common + 32 * 8 * expert) / 1e9:.2f}"
+    active = common - 32_000 * 4096 + 32 * 2 * expert  # a token reads one row of the embedding
+    assert row["active_b"] == f"{active / 1e9:.2f}"
+
+
 def test_models_that_ship_a_scale_model_are_named() -> None:
     rows = {row["model"]: row["scale_model"] for row in call("list", "models", "--json").json}
     assert {name for name, ships in rows.items() if ships == "ships"} == set(scale_names())

@@ -158,6 +158,18 @@ def test_an_answer_is_cut_that_reached_its_length_without_an_end() -> None:
     assert document["items"]["value"] == [1.0, 1.0, 0.0]
 
 
+def test_answers_in_own_words_have_rouge_of_words_and_of_pairs() -> None:
+    """ "the earth is round" holds 3 of "the earth is flat"'s 4 words, and 2 of its 3 pairs."""
+    question = Example(id="t", prompt="Is it flat?", choices=None, answer="the earth is round")
+    found = Accuracy(workload("truthfulqa_gen"), [question] * 2)
+    texts = ["the earth is flat", "the earth is round"]
+    for at, text in enumerate(texts):
+        found.replied(slice(at, at + 1), [[at]], [question], [text], [True])
+    assert [one.rouge1 for one in found.rouges] == pytest.approx([3 / 4, 1])
+    assert [one.rouge2 for one in found.rouges] == pytest.approx([2 / 3, 1])
+    assert found.document()["items"]["value"] == pytest.approx([3 / 4, 1.0])
+
+
 def test_what_is_not_written_is_not_cut() -> None:
     found = accuracy()
     found.answered(slice(0, 1), [[1]], [1.0])
