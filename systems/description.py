@@ -282,7 +282,7 @@ def document(
         for variants in by_name.values() for d in variants
     ]  # fmt: skip
     headers = ["system", "variant", "lossless", "learns", "host computes", "at once", "paper"]
-    parts = [_INTRODUCTION, _table(headers, overview)]
+    parts = [_INTRODUCTION, markdown_table(headers, overview)]
     parts += [_section(variants) for variants in by_name.values()]
     parts += [_PACKAGES, *map(_package, packages)] if packages else []
     return "\n".join(parts)
@@ -297,7 +297,7 @@ This page is generated from the systems' classes and modules: `{COMMAND}`.
 `published` is the algorithm of a system's paper, or of an engine's newest version; `shipped`
 (`--variant shipped`) is the behaviour of the authors' code, `earlier` an engine's earlier version.
 Each of the six decisions is a policy with a name: `--set evict=lru` replaces
-one, and `moebench list policies` describes all and their options.  *Lossless* systems generate the
+one ([all policies and their options](policies.md)).  *Lossless* systems generate the
 same tokens as the model with every expert resident.  Systems that *learn* use other texts before a
 run; `--calibrate-texts` sets their number.  In every system, experts that do not fit into host
 memory are on the disk.  A system without a paper is a plain baseline or bound.
@@ -322,7 +322,7 @@ def _package(found: NativeDescription) -> str:
     rows.append(["packages", ", ".join(found.packages)])
     rows.append(["module", f"`{found.module}`"])
     lines = [f"## {found.system}", "", f"{found.what}  {found.paper}.", ""]
-    lines.append(_table(["option", "default"], rows))
+    lines.append(markdown_table(["option", "default"], rows))
     for heading, bullets in (_missing(found.not_for) | found.deviations).items():
         lines += [heading, "", *map(_wrapped, bullets), ""]
     return "\n".join(lines)
@@ -341,7 +341,7 @@ def _section(variants: Sequence[Description]) -> str:
     lines = [f"## {first.system}", "", f"{first.what}{cited}", ""]
     rows = [[key, *(d.rows[key] for d in variants)] for key in first.rows]
     rows.append(["module", *(f"`{d.module}`" for d in variants)])
-    lines.append(_table(["", *(d.variant for d in variants)], rows))
+    lines.append(markdown_table(["", *(d.variant for d in variants)], rows))
     for d in variants:
         if d is not first:
             lines += [f"`--variant {d.variant}`: {d.what}", ""]
@@ -357,7 +357,7 @@ def _wrapped(bullet: str) -> str:
     )  # fmt: skip
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table with padded columns."""
     cells = [[text.replace("|", "\\|") for text in row] for row in (headers, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(headers))]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from moebench.substrate.engine.options import Allowed, allowed_values
 from moebench.substrate.engine.policies import Policy, Predictor
+from moebench.substrate.engine.system import System
 from moebench.substrate.terms import Lookahead
 from moebench.systems.options import options_of
 from moebench.systems.registry import POLICIES, policy_class
@@ -105,7 +106,7 @@ def _policy(decision: str, name: str, found: type[Policy]) -> PolicySpace:
         name=name,
         what=(found.__doc__ or "").splitlines()[0],
         needs=needs_of(found()),
-        dimensions=_dimensions(decision, name, found),
+        dimensions=dimensions(decision, name, found),
     )
 
 
@@ -132,20 +133,27 @@ def needs_of(policy: Policy) -> tuple[str, ...]:
     return tuple(sorted(word for word, needed in found.items() if needed))
 
 
-def _dimensions(decision: str, name: str, found: type[Policy]) -> tuple[Dimension, ...]:
+def dimensions(
+    decision: str, name: str, found: type[Policy] | type[System]
+) -> tuple[Dimension, ...]:
+    """Return the options of a class, in the order of their fields; texts and tables are left out.
+
+    Args:
+        decision, name: as of a `Dimension`; empty for a system's own options.
+    """
     # A class without options of its own need not be a dataclass.
     if not dataclasses.is_dataclass(found):
         return ()
     defaults = {one.name: one.default for one in dataclasses.fields(found)}
     declared = allowed_values(found)
-    dimensions = []
+    made = []
     for option, annotation in options_of(found).items():
         kind, choices = _kind(annotation)
         if kind is None:
             continue
         allowed = declared.get(option, Allowed())
         search_low, search_high = _searched_range(kind, allowed)
-        dimensions.append(
+        made.append(
             Dimension(
                 decision=decision, policy=name, option=option, kind=kind, choices=choices,
                 default=defaults[option], low=allowed.low, high=allowed.high, above=allowed.above,
@@ -153,7 +161,7 @@ def _dimensions(decision: str, name: str, found: type[Policy]) -> tuple[Dimensio
                 search_low=search_low, search_high=search_high, needs=allowed.needs,
             )
         )  # fmt: skip
-    return tuple(dimensions)
+    return tuple(made)
 
 
 def _kind(annotation: Any) -> tuple[Literal["integer", "number", "choice"] | None, tuple[Any, ...]]:

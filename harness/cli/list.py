@@ -20,7 +20,11 @@ Listing = StrEnum(
 def list_(
     what: Listing,
     long: Annotated[
-        bool, option("Print systems in full, or options or metrics as a Markdown table.", "--long")
+        bool,
+        option(
+            "Print systems or policies in full, or options or metrics as a Markdown table.",
+            "--long",
+        ),
     ] = False,
     json: JSON = False,
 ) -> None:
@@ -28,7 +32,7 @@ def list_(
     if what is Listing.systems:
         console.say_refused()
     if long:
-        _describe_systems(what, json)
+        _describe(what, json)
         return
     rows = _CATALOGUES[what]()
     if json:
@@ -65,13 +69,18 @@ def _systems() -> list[dict[str, Any]]:
     return ours + others
 
 
-def _describe_systems(what: Listing, json: bool) -> None:
-    """Print every system with all its parts, every option or figure, as the documentation does."""
+def _describe(what: Listing, json: bool) -> None:
+    """Print all systems, policies, options or figures, as the documentation does."""
     if what in (Listing.options, Listing.metrics) and not json:
         print(markdown(what))
         return
+    if what is Listing.policies and not json:
+        from moebench.systems.space_page import document as policies_page
+
+        print(policies_page(), end="")
+        return
     if what is not Listing.systems:
-        raise UsageError(f"list {what} --long: allowed: systems, options, metrics")
+        raise UsageError(f"list {what} --long: allowed: systems, policies, options, metrics")
     from dataclasses import asdict
 
     from moebench.systems.description import described, document, natives

@@ -54,8 +54,8 @@ HOW_TO_READ = (
     "Other readings: the worst and the best of what the paper can also mean, by the distance from "
     "its figure.",
     "Times are simulated unless their badge says measured. \"Not known\" is an explanation.",
-    "What was run is in the JSON files: `experiments` has the sweeps, as `moebench sweep` reads "
-    "them, and each counter-experiment what it changes.",
+    "What was run is in the JSON files: the sweeps under \"experiments\", and what each "
+    "counter-experiment changes in them.",
 )  # fmt: skip
 
 WINNERS_CAPTION = (

@@ -35,6 +35,7 @@ LAYERS = [
     "systems.compatible",
     "systems.space",
     "systems.description",
+    "systems.space_page",
     "workloads",
     "results",
     "reports",
