@@ -269,11 +269,12 @@ def test_prompts_are_trained_on_by_those_that_say_so(decision, name):
 
     text = routed_text(MODEL, 12, 4, policy().learns_from, seed=1)
     other = routed_text(MODEL, 12, 4, policy().learns_from, seed=2)
-    arrays = [field.name for field in fields(text) if field.name.split("_")[-1].startswith("T")]
     mixed = {
-        field: np.concatenate((getattr(other, field)[:4], getattr(text, field)[4:]))
-        for field in arrays if getattr(text, field) is not None
-    }  # fmt: skip
+        field.name: np.concatenate((getattr(other, field.name)[:4], array[4:]))
+        for field in fields(text)
+        if field.name.split("_")[-1].startswith("T")
+        and isinstance(array := getattr(text, field.name), np.ndarray)
+    }
     before, after = (trained_files(policy(), one) for one in (text, replace(text, **mixed)))
     assert len(before) == 1
     assert (before != after) == policy().trains_on_prompts
