@@ -68,6 +68,13 @@ class Space:
             sets["alpha"] = f"{trial.suggest_float('alpha', 0.02, 0.6):.4g}"
         return {key: value for key, value in sets.items() if value != _DEFAULTS.get(key)}
 
+    def defaults(self, decision: str, name: str) -> dict[str, Any]:
+        """Return a trial's parameters of a policy with its default options."""
+        found: dict[str, Any] = {decision: name}
+        for one in _searched(self.by_decision[decision][name]):
+            found |= _param(one, one.default)
+        return found
+
     def params(self, system: System) -> dict[str, Any] | None:
         """Return a trial's parameters for a system, as near to it as the space allows.
 

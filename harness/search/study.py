@@ -1,7 +1,8 @@
 """Trials of a search in an SQLite file: a killed search goes on with the trials that it would have.
 
-Every other trial is a good one with one of its decisions exchanged for another good one's, or drawn
-anew; the sampler (TPE) chooses the rest.
+Every other trial is a good one with one of its decisions exchanged: mostly for a policy that no
+trial has had, as long as there is one, else for another good trial's, or drawn anew.  The sampler
+(TPE) chooses the rest.
 
 Trials are asked for in rounds of as many as run at once, and their outcomes are told in their
 order, when all of a round are known.  The sampler is made anew for each trial, with a seed that
@@ -15,6 +16,7 @@ that it chooses.  A trial is written to the file at once, when it has been drawn
 
 import fcntl
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,13 +35,17 @@ from moebench.harness.search.composition import RUNTIME, Sets, Space
 from moebench.substrate.errors import InputError, MoeBenchError, UsageError
 
 #: Counted up where the same search would draw other trials: it then begins anew.
-VERSION = 2
+VERSION = 3
 
 #: Trials drawn at random before the sampler learns from those that are known.
 AT_RANDOM = 10
 
 #: Good trials whose decisions are exchanged, and the share of exchanges: the others draw anew.
 PARENTS, EXCHANGED = 10, 0.5
+
+#: Share of such trials that get a policy which no trial has had, and in how many trials that made
+#: no sense a policy counts as tried.
+UNTRIED, REFUSALS = 0.75, 3
 
 #: Most compositions that cannot run which a trial draws before it is given up.
 TRIES = 200
@@ -198,21 +204,42 @@ class Trials:
         return None if why is not None else Asked(number, sets)
 
     def _exchange(self, trials: Sequence[FrozenTrial], draws: Random) -> None:
-        """Let the next trial be a good one with one decision of another, or with one drawn anew.
+        """Let the next trial be a good one with one decision exchanged.
 
         Decisions are good together: the sampler alone, which models each by itself, changes many at
-        once.
+        once.  A policy that is new to the search begins with its default options.
         """
         done = [t for t in trials if t.state == TrialState.COMPLETE]
         good = sorted(done, key=lambda t: (t.values, t.number))[:PARENTS]
         if len(good) < 2:
             return
         parent, donor = draws.choice(good[: PARENTS // 2]), draws.choice(good)
+        untried = self._untried(trials)
+        if untried and draws.random() < UNTRIED:
+            decision, name = draws.choice(untried)
+            params = _without(parent.params, decision) | self._space.defaults(decision, name)
+            self._drawn.enqueue_trial(params)
+            return
         decision = draws.choice([*self._space.by_decision, *RUNTIME])
         params = _without(parent.params, decision)
         if draws.random() < EXCHANGED:
             params |= {k: v for k, v in donor.params.items() if _is_of(k, decision)}
         self._drawn.enqueue_trial(params)
+
+    def _untried(self, trials: Sequence[FrozenTrial]) -> list[tuple[str, str]]:
+        """Return the decisions and names of policies that no trial has had."""
+        refused = Counter[tuple[str, str]]()
+        tried = set[tuple[str, str]]()
+        for trial in trials:
+            chosen = {(one, str(trial.params.get(one))) for one in self._space.by_decision}
+            if REFUSED in trial.user_attrs and ROUND not in trial.user_attrs:
+                refused.update(chosen)
+            else:
+                tried |= chosen
+        every = (
+            (decision, name) for decision, of in self._space.by_decision.items() for name in of
+        )
+        return [one for one in every if one not in tried and refused[one] < REFUSALS]
 
     def tell(self, number: int, told: Told) -> None:
         """Store a trial's outcome.  The outcomes of a round are told in the order of its trials."""

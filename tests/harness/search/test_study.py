@@ -79,6 +79,46 @@ def test_one_seed_gives_the_same_trials_and_another_others(tmp_path: Path) -> No
     assert found[0] == found[1] != found[2]
 
 
+EVICTIONS = Space(
+    by_decision={
+        **SPACE.by_decision,
+        "evict": {one.name: one for one in policies() if one.decision == "evict"},
+    },
+    lossy=False,
+)  # fmt: skip
+
+
+def without_fifo(sets: Mapping[str, str]) -> str | None:
+    return "no" if sets["evict"] == "fifo" else refused(sets)
+
+
+@pytest.mark.slow
+def test_policies_that_no_trial_has_had_come_early_with_their_defaults(tmp_path: Path) -> None:
+    names = [*EVICTIONS.by_decision["evict"]]
+    assert len(names) > 12
+    assert "fifo" in names
+    with closing(Trials(tmp_path / "a.db", "one", EVICTIONS, 1, 0)) as trials:
+        for _ in range(3 * len(names)):
+            for one in trials.round(1, without_fifo):
+                trials.tell(one.number, Told([float(len(one.sets["evict"]))]))
+        done = trials.done()
+        counts = trials.counts()
+    tried = {one.user_attrs[SETS]["evict"] for one in done}
+    assert tried == {*names} - {"fifo"}  # which was refused, and was given up
+    assert counts["refused_before"] < len(done)
+
+
+def test_a_policys_defaults_are_a_trials_parameters() -> None:
+    score = EVICTIONS.by_decision["evict"]["score"]
+    numbers = {one.option: one.default for one in score.dimensions if one.searched}
+    assert EVICTIONS.defaults("evict", "score") == {
+        "evict": "score",
+        **{f"evict=score.{name}": value for name, value in numbers.items()},
+    }
+    # A default outside of the range that is searched is a value of its own.
+    assert SPACE.defaults("prefetch", "next-gate")["prefetch=next-gate.experts?"] == "0"
+
+
 class Killed(BaseException):
     """Stands for the end of the process."""
 
@@ -255,6 +295,7 @@ def test_every_other_trial_is_a_good_one_with_a_decision_of_another(
     """The second best, which evicts by score, with a decision of the third, or one drawn anew."""
     draws = Scripted(1, 2, decision, draw)
     monkeypatch.setattr("moebench.harness.search.study.Random", draws)
+    monkeypatch.setattr(Trials, "_untried", lambda self, trials: [])
     with closing(opened(tmp_path / "a.db", seed=9)) as trials:
         trials.add_systems(known_systems(count))
         (one,) = trials.round(1, lambda sets: None)
@@ -268,6 +309,29 @@ def test_every_other_trial_is_a_good_one_with_a_decision_of_another(
     assert one.number == count
     if draw < 0.5:
         assert one.sets["place"] == "by-id", "as both have"
+
+
+def test_a_policy_that_no_trial_has_had_replaces_one_of_a_good_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = Scripted(1, 2, ("admit", "after-misses"), 0.74)
+    monkeypatch.setattr("moebench.harness.search.study.Random", draws)
+    with closing(opened(tmp_path / "a.db")) as trials:
+        trials.add_systems(known_systems(3))
+        (one,) = trials.round(1, lambda sets: None)
+    # All three systems place by id, load, and admit all; two prefetch, and one evicts by score.
+    untried = [
+        ("place", "last-ids"), ("assign", "balanced"), ("assign", "host"),
+        ("admit", "after-misses"),
+    ]  # fmt: skip
+    assert sorted(draws.lists[2]) == sorted(untried)
+    defaults = {one.option: "null" if one.default is None else str(one.default) for one in
+                SPACE.by_decision["admit"]["after-misses"].dimensions if one.searched}  # fmt: skip
+    assert {key: value for key, value in one.sets.items() if not key.startswith("admit.")} == {
+        "place": "by-id", "route": "exact", "assign": "load", "prefetch": "none",
+        "admit": "after-misses", "evict": "score",
+    } | {key: one.sets[key] for key in one.sets if key.startswith("evict.")}  # fmt: skip
+    assert {key: one.sets[f"admit.{key}"] for key in defaults} == defaults
 
 
 @pytest.mark.parametrize("systems", [1, 2])
