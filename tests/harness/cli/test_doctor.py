@@ -151,3 +151,11 @@ def test_doctor_finds_what_is_broken(here: Path, options: tuple[str, str], broke
     assert called.code == 1
     assert [finding["check"] for finding in called.json if not finding["ok"]] == [broken]
     assert "BROKEN" in call("doctor", *options).out
+
+
+def test_the_sets_of_a_data_folder_are_counted(here: Path) -> None:
+    for name in ("arc", "mmlu", "traces"):
+        (here / "data" / name).mkdir(parents=True)
+    for name in ("arc", "mmlu"):
+        (here / "data" / name / "test.jsonl").write_text("")
+    assert doctor._data(here / "data") == ("data", True, f"{here / 'data'}: 2 sets")
