@@ -4,19 +4,23 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from moebench.harness.cli import trace
 from moebench.harness.one_run import prepare, run
+from moebench.harness.run import replay, rules
 from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import group_of
 from moebench.results.store import Store
 from moebench.substrate.analysis import targets as all_targets
 from moebench.substrate.analysis.targets import Target, judge, targets
-from moebench.substrate.errors import UsageError
+from moebench.substrate.errors import UnknownNameError, UsageError
+from moebench.substrate.machines import profile as profiles
 from moebench.substrate.models.catalogue import scale_names
-from moebench.substrate.traces import fit, recipes
+from moebench.substrate.traces import fit, published, recipes
 from moebench.substrate.traces.catalogue import SHIPPED, trace_names
 from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.recipes import SynthesisRecipe
@@ -232,3 +236,64 @@ def test_shipped_traces_are_small_and_replay_by_name(name: str) -> None:
 
 def test_one_ships() -> None:
     assert trace_names()
+
+
+# ----------------------------------------------------------------------------- imported traces
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Errors of machines by their names; others replay a trace.  ``names`` has those tried."""
+    errors: dict[str, Any] = {"names": []}
+
+    def resolve(data_dir: Any, **given: Any) -> str:
+        assert given["system"] == "moe-ondemand"
+        assert given["trace"] == "a b"
+        errors["names"].append(given["machine"])
+        if given["machine"] in errors:
+            raise errors[given["machine"]]
+        return str(given["machine"])
+
+    monkeypatch.setattr(rules, "resolve", resolve)
+    monkeypatch.setattr(
+        replay, "prepare", lambda spec, data_dir: SimpleNamespace(check_memory=lambda: None)
+    )
+    monkeypatch.setattr(profiles, "profile_names", lambda: ["a100", "h100"])
+    return errors
+
+
+def test_an_imported_trace_is_used_on_the_first_machine_that_replays_it(
+    tried: dict[str, Any],
+) -> None:
+    use = "use it: moebench run --trace 'a b' --system moe-ondemand --machine "
+    assert trace._how_to_use(Path("a b"), "m") == f"{use}a6000"
+    tried["a6000"] = UsageError("too large")
+    tried["a100"] = UsageError("too large, too")
+    assert trace._how_to_use(Path("a b"), "m") == f"{use}h100"
+    tried["h100"] = UsageError("no")
+    said = trace._how_to_use(Path("a b"), "m")
+    assert said == "no machine of the catalogue replays it: too large"
+    assert tried["names"][-3:] == ["a6000", "a100", "h100"]
+    tried["a6000"] = UnknownNameError("model", "m", ["other"])
+    assert trace._how_to_use(Path("a b"), "m") == (
+        "m is not in the catalogue: moebench run --trace 'a b' --system moe-ondemand --machine "
+        "a6000 --model config.json, the path of its shape"
+    )
+
+
+def test_an_import_says_notes_and_how_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def import_trace(*what: Any) -> Any:
+        given.append(what)
+        return SimpleNamespace(notes=("one", "two"), model="m")
+
+    monkeypatch.setattr(published, "import_trace", import_trace)
+    monkeypatch.setattr(trace, "_how_to_use", lambda out, model: f"use {out} of {model}")
+    called = call("trace", "import", "src", "--out", "new", "--model", "x", "--prompt-tokens", "3")
+    assert (called.code, called.out) == (0, "")
+    assert called.err.splitlines() == ["note: one", "note: two", "use new of m"]
+    assert given == [(Path("src"), Path("new"), "x", 3)]
+    Path("new").mkdir()
+    assert "new: exists; give another --out" in refused("trace", "import", "src", "--out", "new")
+    assert len(given) == 1
