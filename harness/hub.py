@@ -13,7 +13,7 @@ WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 UNWANTED = ("original/*", "metal/*", "onnx/*")
 
 
-def fetch(repo: str, out: Path, revision: str | None = None) -> Path:
+def fetch(repo: str, out: Path, revision: str | None = None) -> None:
     """Download a repository's weights, configuration and tokenizer, keeping existing files.
 
     The configuration is downloaded first, so that an unsupported family is reported before the
@@ -46,7 +46,6 @@ def fetch(repo: str, out: Path, revision: str | None = None) -> Path:
             ignore_patterns=list(UNWANTED), endpoint=hub,
         )  # fmt: skip
     Checkpoint(out).close()
-    return out
 
 
 @contextmanager

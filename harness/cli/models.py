@@ -176,7 +176,8 @@ def fetch(
     """Download a checkpoint from the Hugging Face hub; existing files are kept."""
     from moebench.harness.hub import fetch as download
 
-    out = download(repo, out or FETCHED / repo, revision)
+    out = out or FETCHED / repo
+    download(repo, out, revision)
     console.say(f"{repo} in {out}")
     console.say(
         f"use it: moebench run --system smoe --weights {out} --machine local --capacity 0.25"

@@ -65,8 +65,8 @@ class RayWorkers:
         self._needed = LOCAL_RESOURCE if local else "CPU"
         offered = self._offered()
         if not offered:
-            hint = f"start it with --resources='{{\"{LOCAL_RESOURCE}\": 1}}'" if local else ""
-            raise UsageError(f"no node of the Ray cluster offers {self._needed}; {hint}")
+            hint = f"; start it with --resources='{{\"{LOCAL_RESOURCE}\": 1}}'" if local else ""
+            raise UsageError(f"no node of the Ray cluster offers {self._needed}{hint}")
         self.size = min(offered, limit) if limit else offered
         data = None if data_dir is None else data_dir.absolute()
         self._options = (data, Path(tempfile.gettempdir()) / "moebench", samples)

@@ -14,6 +14,7 @@ from moebench.harness.advise.formats import LEAST, MOST
 from moebench.harness.advise.machine import gib, hardware, machine_text
 from moebench.harness.advise.question import Question
 from moebench.substrate.errors import CheckpointError, MoeBenchError, UsageError
+from moebench.substrate.models.bits import bits_of
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.models.shape import ModelShape
 from tests.substrate.models import gguf_files
@@ -255,6 +256,9 @@ def test_a_gguf_file_says_shape_and_bits(tmp_path: Path) -> None:
     assert found.quant == "q4_k"
     with pytest.raises(UsageError, match="4,096 positions at most"):
         asked(model=str(tmp_path / "m.gguf"), context="8k")
+    named = asked(model=str(tmp_path / "m.gguf"), quant="q8_0", context="1k")
+    assert (named.quant, named.bits) == ("q8_0", bits_of("q8_0"))
+    assert asked(model=str(tmp_path / "m.gguf"), quant="file", context="1k") == found
 
 
 def test_damaged_and_split_files_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -209,3 +211,62 @@ def test_the_command_writes_a_file(
     (tmp_path / "file").write_text("")
     assert grid_build.main([str(tmp_path / "file" / "g.json"), "--parts", str(parts)]) == 1
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_the_command_writes_a_grid_and_says_its_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Any] = []
+    grid = built(tmp_path / "parts")
+
+    def build(*what: Any, **more: Any) -> Grid:
+        more.pop("step")(1, 2)
+        given.append((what[1:], more))
+        return grid
+
+    monkeypatch.setattr(grid_build, "build_grid", build)
+    file = tmp_path / "grid.json.gz"
+    assert grid_build.main([str(file), "--parts", "p", "--processes", "3", "--as-is"]) == 0
+    assert given == [((MODELS, Path("p")), {"processes": 3, "as_is": True})]
+    assert read_grid(file).points == grid.points
+    said = capsys.readouterr().err.splitlines()
+    size = file.stat().st_size / 1e6
+    assert said[:2] == [
+        "grid of advice: 1/2", f"wrote {file}: {len(grid.points)} points, {size:.2f} MB"
+    ]  # fmt: skip
+    first = grid.errors[0]
+    assert said[2] == (
+        f"error of interpolated decode: median {first.median:.2%}, 90 % below {first.p90:.2%}, at "
+        f"most {first.largest:.2%} of {first.figures}"
+    )
+
+    def refuse(*what: Any, **more: Any) -> Grid:
+        given.append((what[1:], more))
+        raise UsageError("no such part")
+
+    monkeypatch.setattr(grid_build, "build_grid", refuse)
+    assert grid_build.main([str(tmp_path / "other")]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "no such part"
+    assert given[1][0] == (MODELS, grid_build.PARTS)
+    assert (given[1][1]["processes"], given[1][1]["as_is"]) == (None, False)
+    assert not (tmp_path / "other").exists()
+
+
+def test_commands_and_their_notes_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = jobs(CHOSEN[:1], MODEL)[:1]
+    question = question_of(job, "q4_k_m", 2048)
+    found = SimpleNamespace(lines=("a", "b"), version="v1", notes=("c", ""))
+    monkeypatch.setattr(grid_build, "command", lambda config, question: found)
+    assert commands(Configuration(engine="llama.cpp"), question) == ("a\nb", "v1\nc")
+
+    def refuse(config: Configuration, question: Question) -> None:
+        raise UsageError("no command")
+
+    monkeypatch.setattr(grid_build, "command", refuse)
+    assert commands(Configuration(engine="llama.cpp"), question) == ("", "no command")
+
+
+def test_names_of_parts_are_names_of_files() -> None:
+    (job,) = jobs(CHOSEN[:1], MODEL)[:1]
+    shown = CHOSEN[0][0]._replace(card="RTX 3090*2", memory="64 GB/DDR5")
+    assert job.name(shown) == "rtx-3090-2-64-gb-ddr5-qwen3-30b-a3b.json"

@@ -1,15 +1,23 @@
 """`moebench advise` from the outside, on tiny models."""
 
+import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moebench.harness.advise.budget import runs
+from moebench.harness.advise.budget.choose import Candidate, Demand, Fit, rank
+from moebench.harness.cli import advise as command
+from moebench.harness.cli import advise_machine
 from moebench.harness.sweep.worker import Worker
+from moebench.results.intervals import Estimate
 from moebench.results.store import Store
+from moebench.substrate.errors import UsageError
 from tests.harness.commands import call, refused, run
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -242,3 +250,182 @@ def test_an_interruption_without_a_lossless_run_leaves_scores_uncompared() -> No
     assert called.code == 130
     (row,) = called.json["meeting"]
     assert (row["system"], row["loss"]) == ("daop", None)
+
+
+# ------------------------------------------------------------------- words
+
+
+def candidate(
+    system: str, tpot: float, loss: float | None, alpha: float | None = None
+) -> Candidate:
+    known = None if loss is None else Estimate(loss, loss - 0.5, loss + 0.5, 4)
+    return Candidate(system, alpha, Estimate(tpot, tpot - 1, tpot + 1, 4), known, loss == 0,
+                     f"run {system}", "estimate")  # fmt: skip
+
+
+FIT = Fit((100.0, -50.0, 12.345), 0.0, 0.6, 0.1234, 0.5678, 7)
+DEMAND = Demand(60.0, 2.0)
+
+
+def answered(**more: Any) -> Any:
+    points = [candidate("smoe", 50, 1.0, 0.3), candidate("daop", 40, 0), candidate("x", 70, None)]
+    found = {
+        "ranking": rank(points, DEMAND, {}), "fits": {"smoe": FIT, "new": None},
+        "measured": {"smoe": {0.0: 100.0, 0.3: 50.0}, "new": {0.5: 9.0}},
+        "left_out": {"belady": "[red]knows the future"}, "notes": ["no better than chance"],
+    }  # fmt: skip
+    return runs.Advice(**{**found, **more})
+
+
+def test_the_ranking_and_the_next_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    place = {"setting": "S3", "cache_ratio": 0.25}
+    command.show(answered(), DEMAND, "kl", place, {"prompts": 2, "new_tokens": 4}, False)
+    out, err = capsys.readouterr()
+    table, said = out.splitlines()[:4], out.splitlines()[4:]
+    assert [line.split("\t") for line in table] == [
+        ["system", "α", "TPOT (ms)", "loss (nats of KL a token)", "meets it", "badge", "run"],
+        ["daop", "-", "40 ± 1", "lossless", "yes", "estimate", "run daop"],
+        ["smoe", "0.3", "50 ± 1", "1 ± 0.5", "yes", "estimate", "run smoe"],
+        ["x", "-", "70 ± 1", "-", "no: 10 ms over, loss inf over", "estimate", "run x"],
+    ]
+    assert said == [
+        "Use daop: 40 ms a token of 60 allowed, lossless.",
+        "  moebench run --system daop --setting S3 --cache-ratio 0.25",
+        "  moebench run --system smoe --setting S3 --cache-ratio 0.25 --alpha 0.3",
+    ]
+    lines = err.splitlines()
+    assert lines[:4] == [
+        "smoe: T(α) = 100 -50 α +12.35 α^2 ms for α from 0 to 0.6; each of 7 points predicted from "
+        "the others: 0.123 ms off (root mean square), 0.568 at most",
+        "new: 1 α measured; three are needed to fit T(α)",
+        "left out: belady: [red]knows the future",
+        "note: no better than chance",
+    ]
+    assert lines[4].startswith("a quick look: prompts 2, new tokens 4; ± is a 95 % t interval")
+
+
+def test_the_ranking_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(interrupted=True, missing=["smoe at α 0.6"])
+    command.show(found, DEMAND, "kl", {"setting": "S3"}, {"prompts": 2}, True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["demand"] == {"tpot_ms": 60.0, "loss": 2.0}
+    assert (document["by"], document["unit"]) == ("kl", "nats of KL a token")
+    assert [one["system"] for one in document["meeting"]] == ["daop", "smoe"]
+    (other,) = document["others"]
+    assert (other["system"], other["over_ms"], other["over_loss"]) == ("x", 10.0, None)
+    assert (other["loss"], other["tpot"]["value"]) == (None, 70.0)
+    assert document["alpha"] == {
+        "smoe": {
+            "measured_ms": {"0": 100.0, "0.3": 50.0},
+            "fit": {"coefficients": [100.0, -50.0, 12.345], "low": 0.0, "high": 0.6, "degree": 2,
+                    "error_ms": 0.1234, "worst_ms": 0.5678, "points": 7},
+        },
+        "new": {"measured_ms": {"0.5": 9.0}, "fit": None},
+    }  # fmt: skip
+    assert (document["partial"], document["missing"]) == (True, ["smoe at α 0.6"])
+    assert document["advice"].startswith(
+        "Partial answer, interrupted; not measured: smoe at α 0.6.  The same command goes on.  Use "
+    )
+    assert document["basis"] == {"setting": "S3", "prompts": 2}
+    assert len(document["commands"]) == 2
+    assert document["left_out"] == found.left_out
+    assert document["notes"] == found.notes
+    assert command._partial(answered()) == ""
+    assert "; the search of α had not ended.  " in command._partial(answered(interrupted=True))
+
+
+def test_three_commands_are_named_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    points = [candidate(f"s{n}", 10 + n, 1.0) for n in range(5)]
+    command.show(answered(ranking=rank(points, DEMAND, {})), DEMAND, "kl", {}, {}, False)
+    commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert commands == [f"  moebench run --system s{n}" for n in range(3)]
+
+
+def test_prompts_fill_whole_batches() -> None:
+    assert [command._whole_batches(prompts, 4) for prompts in (1, 4, 5, 8)] == [4, 4, 8, 8]
+    assert command._whole_batches(3, 0) == 3
+
+
+def test_alphas_are_from_zero_to_one() -> None:
+    assert command._alphas(None) == (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    assert command._alphas("0,0.25,1") == [0.0, 0.25, 1.0]
+    for text, said in (("0,x", "numbers separated by commas"), ("-0.1", "from 0 to 1"),
+                       ("1.01", "from 0 to 1"), ("nan", "from 0 to 1")):  # fmt: skip
+        with pytest.raises(UsageError, match=f"--alphas {text}: allowed: numbers.*"):
+            command._alphas(text)
+        with pytest.raises(UsageError, match=said):
+            command._alphas(text)
+
+
+def test_sigterm_ends_like_ctrl_c_in_the_main_thread_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with command._ended_by_sigterm():
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is before
+    done: list[Any] = []
+
+    def elsewhere() -> None:
+        with command._ended_by_sigterm():
+            done.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert done == [before]
+
+
+@pytest.fixture
+def found_by(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the search of a budget was given."""
+    given: list[Any] = []
+    monkeypatch.setattr(runs, "advise", lambda *what: given.append(what) or answered())
+    return given
+
+
+def test_options_of_a_budget_reach_its_runs(found_by: list[Any]) -> None:
+    called = call(
+        "advise", "--setting", "S3", "--batch", "4", "--prompts", "6", "--tpot-ms", "60",
+        "--accuracy-loss", "2", "--systems", "smoe,daop", "--alphas", "0,0.5", "--jobs", "3",
+        "--store", "mine", "--json",
+    )  # fmt: skip
+    assert called.code == 0, called.err
+    made, systems, alphas, demand, by, _ = found_by[0]
+    assert (systems, alphas, demand, by) == (["smoe", "daop"], [0.0, 0.5], DEMAND, "kl")
+    assert made.given == {"setting": "S3", "batch": 4, "prompts": 8, "new_tokens": 32}
+    assert (made.texts, made.jobs, made.directory, made.data_dir) == (16, 3, Path("mine"), None)
+    assert called.json["basis"] == {
+        "setting": "S3", "batch": 4, "store": "mine", "prompts": 8, "new_tokens": 32,
+        "calibrate_texts": 16,
+    }  # fmt: skip
+    called = call("advise", "--setting", "S3", "--accuracy-loss", "1", "--by", "score",
+                  "--workload", "gsm8k", "--data-dir", ".", "--json")  # fmt: skip
+    made, systems, alphas, demand, by, _ = found_by[1]
+    assert (demand, by, len(alphas)) == (Demand(None, 1.0), "score", 7)
+    assert made.given == {"setting": "S3", "workload": "gsm8k", "scoring": "generation",
+                          "prompts": 4}  # fmt: skip
+    assert "new_tokens" not in called.json["basis"]
+    assert called.json["basis"]["data_dir"] == "."
+    assert "store" not in called.json["basis"]
+
+
+def test_the_exit_code_says_whether_the_budget_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("advise", "--setting", "S3", "--tpot-ms", "60", "--json")
+    none = answered(ranking=rank([candidate("x", 99, 0)], DEMAND, {}))
+    for found, code in ((answered(), 0), (none, 1), (answered(interrupted=True), 130)):
+        monkeypatch.setattr(runs, "advise", lambda *what, found=found: found)
+        called = call(*options)
+        assert called.code == code
+        assert called.json["partial"] == (code == 130)
+
+
+def test_the_page_is_written_and_a_question_answered_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(advise_machine, "write_page", written.append)
+    assert call("advise", "--html", "x.html").code == 0
+    assert written == [Path("x.html")]
+    assert "--html no/x.html: no such folder no" in refused("advise", "--html", "no/x.html")
+    line = refused("advise", "--html", "x.html", "--model", "none.gguf")
+    assert "none.gguf" in line
+    assert len(written) == 2

@@ -1,13 +1,27 @@
 """``moebench doctor``: what is shown, and with which exit code."""
 
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from moebench.conformance import cases
+from moebench.harness import extras
 from moebench.harness.cli import doctor
 from moebench.harness.conformance import cases as every_case
+from moebench.harness.conformance.suite import Finding
+from moebench.harness.run import document
+from moebench.results.schema import SCHEMA_VERSION
+from moebench.results.store import Store
+from moebench.substrate.errors import UsageError
+from moebench.substrate.machines import profile as profiles
+from moebench.substrate.models import catalogue
+from moebench.substrate.models.checkpoint import Checkpoint
 from tests.harness.commands import SCALE_MODEL, call, refused
+from tests.reports.samples import run
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -151,3 +165,130 @@ def test_doctor_finds_what_is_broken(here: Path, options: tuple[str, str], broke
     assert called.code == 1
     assert [finding["check"] for finding in called.json if not finding["ok"]] == [broken]
     assert "BROKEN" in call("doctor", *options).out
+
+
+def test_the_sets_of_a_data_folder_are_counted(here: Path) -> None:
+    for name in ("arc", "mmlu", "traces"):
+        (here / "data" / name).mkdir(parents=True)
+    for name in ("arc", "mmlu"):
+        (here / "data" / name / "test.jsonl").write_text("")
+    assert doctor._data(here / "data") == ("data", True, f"{here / 'data'}: 2 sets")
+
+
+def test_what_is_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["present>=1", "absent<2; python_version>'3'", "extra[x]; extra == 'some'",
+             "moebench[all]; extra == 'x'"]  # fmt: skip
+    versions = {"present": "1.2"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "requires", lambda name: lines)
+    monkeypatch.setattr(metadata, "version", version)
+    assert doctor._packages() == ("packages", False, "missing: absent; reinstall moebench")
+    versions["absent"] = "0.1"
+    assert doctor._packages() == ("packages", True, "absent 0.1, extra -, present 1.2")
+    monkeypatch.setattr(metadata, "requires", lambda name: None)
+    assert doctor._packages() == ("packages", True, "")
+
+
+def test_broken_models_and_profiles_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*name: str) -> None:
+        raise UsageError("this is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profiles, "load_profile", broken)
+        assert doctor._profiles() == ("machines", False, "this is broken")
+    count = len(profiles.profile_names())
+    assert doctor._profiles() == ("machines", True, f"{count} profiles")
+    with monkeypatch.context() as patch:
+        patch.setattr(extras, "require_weights", broken)
+        assert doctor._scale_models() == ("scale models", False, "this is broken")
+    with monkeypatch.context() as patch:
+        patch.setattr(catalogue, "scale_names", list)
+        patch.setattr(extras, "require_weights", lambda: None)
+        assert doctor._scale_models() == (
+            "scale models", False, "none installed; reinstall moebench"
+        )  # fmt: skip
+    name, ok, detail = doctor._scale_models()
+    total = Checkpoint(catalogue.scale_path("mixtral-8x7b")).shape.total_params
+    assert (name, ok) == ("scale models", True)
+    assert f"mixtral-8x7b ({total / 1e6:.1f} M parameters)" in detail.split(", ")
+
+
+def test_this_computer_and_its_store_are_described(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4 * 2**30 // 4096}
+    monkeypatch.setattr(doctor.os, "sysconf", pages.get)
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.0")
+    assert doctor._python() == ("python", True, "3.0, 6 cores, 4 GiB memory")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert doctor._torch() == ("torch", True, f"{torch.__version__}, 3 threads, a card")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert doctor._torch()[2].endswith(", no CUDA device")
+    monkeypatch.setattr(document, "versions", lambda: {"moebench": "9.9"})
+    for commit, said in (("abc", "commit abc"), (None, "installed")):
+        monkeypatch.setattr(document, "commit", lambda commit=commit: commit)
+        assert doctor._moebench() == ("moebench", True, f"9.9, {said}")
+    monkeypatch.setattr(document, "processor", lambda: "a processor")
+    monkeypatch.setattr(doctor.platform, "platform", lambda: "Linux")
+    assert doctor._platform() == ("platform", True, "Linux, a processor")
+    monkeypatch.setattr(
+        doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=5e9 if path == here else 0)
+    )
+    assert doctor._store(Path("new/store")) == (
+        "store", True, "new/store: 0 runs, 5 GB free; none yet"
+    )  # fmt: skip
+    Store(Path("kept")).put(run("a"))
+    _, ok, detail = doctor._store(Path("kept"))
+    assert ok
+    assert detail.startswith("kept: 1 runs, 0 GB free; schema ")
+    assert detail.endswith(f", this version's is {SCHEMA_VERSION}")
+
+
+# ------------------------------------------------------------------------------ findings
+
+
+def finding(system: str, check: str, state: Any, where: Any = None, why: str = "") -> Finding:
+    return Finding(system, "published", check, where, state, why)
+
+
+def test_findings_are_counted_and_failures_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        finding("a", "runs", "ok"), finding("a", "runs", "n/a", FEW[0], "not here"),
+        finding("b", "runs", "failed", FEW[0], "it broke"), finding("b", "runs", "ok", FEW[0]),
+        finding("b", "lossless", "failed", None, "it lost"),
+        finding("b", "repeats", "n/a", None, "no"), finding("b", "repeats", "n/a", None, "no"),
+    ]  # fmt: skip
+    doctor._show(found)
+    header, one, other, details, *rows = lines(capsys.readouterr().out)
+    assert header == ["system", "options", "runs", "invariants", "lossless", "repeats"]
+    titles = [found[0].title, found[2].title]
+    assert one == [titles[0], "n/a", "ok, 1 n/a", "n/a", "n/a", "n/a"]
+    assert other == [titles[1], "n/a", "FAILED 1 of 2", "n/a", "FAILED 1 of 1", "n/a"]
+    assert details == ["system", "check", "state", "where", "why"]
+    assert rows == [
+        [titles[1], "runs", "failed", str(FEW[0]), "it broke"],
+        [titles[1], "lossless", "failed", "-", "it lost"],
+        [titles[0], "runs", "n/a", str(FEW[0]), "not here"],
+        [titles[1], "repeats", "n/a", "every case", "no"],
+    ]
+    doctor._show([finding("a", "runs", "ok")])
+    assert len(lines(capsys.readouterr().out)) == 2
+
+
+def test_equal_failures_are_one_line_with_their_cases() -> None:
+    three = [finding("a", "runs", "failed", FEW[0], "x"), finding("a", "runs", "failed", None, "x"),
+             finding("a", "runs", "failed", FEW[0], "y")]  # fmt: skip
+    assert list(doctor._lines("title", "runs", three)) == [
+        ["title", "runs", "failed", f"{FEW[0]}; -", "x"],
+        ["title", "runs", "failed", str(FEW[0]), "y"],
+    ]
+    assert next(iter(doctor._lines("t", "runs", three[:2])))[3] == "every case"
+    assert next(iter(doctor._lines("t", "runs", three[:1])))[3] == str(FEW[0])

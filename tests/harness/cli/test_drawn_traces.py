@@ -4,15 +4,23 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from moebench.harness.cli import trace
 from moebench.harness.one_run import prepare, run
+from moebench.harness.run import replay, rules
 from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import group_of
 from moebench.results.store import Store
+from moebench.substrate.analysis import targets as all_targets
 from moebench.substrate.analysis.targets import Target, judge, targets
-from moebench.substrate.traces import fit, recipes
+from moebench.substrate.errors import UnknownNameError, UsageError
+from moebench.substrate.machines import profile as profiles
+from moebench.substrate.models.catalogue import scale_names
+from moebench.substrate.traces import fit, published, recipes
 from moebench.substrate.traces.catalogue import SHIPPED, trace_names
 from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.recipes import SynthesisRecipe
@@ -61,7 +69,67 @@ def test_the_table_of_a_drawn_trace() -> None:
     assert [line.split("\t")[1] for line in called.out.splitlines()[1:]].count("-") > 10
 
 
+def test_a_recipe_is_a_familys_with_what_was_typed() -> None:
+    family = recipes.family("mixtral-8x7b")
+    assert trace._recipe("mixtral-8x7b", None, None, static=None, rho=None) == family
+    assert trace._recipe("mixtral-8x7b", None, "0.5,1,1.5", spread=2.0) == replace(
+        family, depth=(0.5, 1.0, 1.5), spread=2.0
+    )
+    assert trace._recipe(None, None, None, static=0.4, ar1=0.3) == SynthesisRecipe(
+        static=0.4, ar1=0.3
+    )
+    for noise in (0.3, 0.304, 0.296):
+        assert trace._recipe(None, noise, None, static=0.4, ar1=0.3).static == 0.4
+    for noise in (0.306, 0.294):
+        with pytest.raises(UsageError, match=r"must sum to 1, static and ar1 leave 0\.3$"):
+            trace._recipe(None, noise, None, static=0.4, ar1=0.3)
+
+
+def test_values_are_shown_as_text() -> None:
+    nested = {"a": {"b": 0.123456, "c": {"d": [1.0, None]}}, "e": []}
+    assert trace._lines(trace._flat(nested)) == [
+        ["a.b", "0.1235"], ["a.c.d", "1, -"], ["e", "-"],
+    ]  # fmt: skip
+    assert trace._lines({"x": {"k": 2.5, "l": None}, "y": {}, "z": "text"}) == [
+        ["x", "k 2.5, l -"], ["y", "-"], ["z", "text"],
+    ]  # fmt: skip
+
+
+def test_typed_figures_replace_a_models_targets() -> None:
+    shipped = targets("mixtral-8x7b")
+    assert trace._asked("mixtral-8x7b", None, None) == shipped
+    found = trace._asked("mixtral-8x7b", None, 0.7)
+    assert found == {**shipped, "prediction.gate": Target(0.7, 0.7, "asked")}
+    assert trace._asked("gpt-oss-20b", 0.5, None) == {
+        "prefill_decode_similarity": Target(0.5, 0.5, "asked")
+    }
+
+
 # ----------------------------------------------------------------------------- fitting
+
+
+def test_what_stays_outside_its_target_is_said_of_each_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {"used.32": Target(0.4, 0.6, ""), "used.64": Target(0.4, 0.6, ""),
+             "used.8": Target(0.4, 0.6, ""), "used.16": Target(0.4, 0.6, ""),
+             "absent": Target(0, 1, "")}  # fmt: skip
+    drawn = {"used.32": 0.65, "used.64": 0.4, "used.8": 0.1, "used.16": 0.6, "gini": 9.0}
+    monkeypatch.setattr(all_targets, "targets", lambda model: known)
+    monkeypatch.setattr(fit, "fit", lambda recipe, *rest: recipe)
+    monkeypatch.setattr(fit, "drawn_statistics", lambda recipe, topology: drawn)
+    written: list[str] = []
+    monkeypatch.setattr(recipes, "write_recipe", lambda model, recipe: written.append(model))
+    called = call("trace", "fit", "mixtral-8x7b")
+    assert called.code == 0, called.err
+    assert called.err.splitlines() == [
+        "mixtral-8x7b: used.32 0.650, target 0.4 to 0.6: near",
+        "mixtral-8x7b: used.8 0.100, target 0.4 to 0.6: off",
+    ]
+    assert written == []
+    called = call("trace", "fit", "--write")
+    assert [line.split(":")[0] for line in called.out.splitlines()] == scale_names()
+    assert written == scale_names()
 
 
 @pytest.mark.slow
@@ -168,3 +236,64 @@ def test_shipped_traces_are_small_and_replay_by_name(name: str) -> None:
 
 def test_one_ships() -> None:
     assert trace_names()
+
+
+# ----------------------------------------------------------------------------- imported traces
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Errors of machines by their names; others replay a trace.  ``names`` has those tried."""
+    errors: dict[str, Any] = {"names": []}
+
+    def resolve(data_dir: Any, **given: Any) -> str:
+        assert given["system"] == "moe-ondemand"
+        assert given["trace"] == "a b"
+        errors["names"].append(given["machine"])
+        if given["machine"] in errors:
+            raise errors[given["machine"]]
+        return str(given["machine"])
+
+    monkeypatch.setattr(rules, "resolve", resolve)
+    monkeypatch.setattr(
+        replay, "prepare", lambda spec, data_dir: SimpleNamespace(check_memory=lambda: None)
+    )
+    monkeypatch.setattr(profiles, "profile_names", lambda: ["a100", "h100"])
+    return errors
+
+
+def test_an_imported_trace_is_used_on_the_first_machine_that_replays_it(
+    tried: dict[str, Any],
+) -> None:
+    use = "use it: moebench run --trace 'a b' --system moe-ondemand --machine "
+    assert trace._how_to_use(Path("a b"), "m") == f"{use}a6000"
+    tried["a6000"] = UsageError("too large")
+    tried["a100"] = UsageError("too large, too")
+    assert trace._how_to_use(Path("a b"), "m") == f"{use}h100"
+    tried["h100"] = UsageError("no")
+    said = trace._how_to_use(Path("a b"), "m")
+    assert said == "no machine of the catalogue replays it: too large"
+    assert tried["names"][-3:] == ["a6000", "a100", "h100"]
+    tried["a6000"] = UnknownNameError("model", "m", ["other"])
+    assert trace._how_to_use(Path("a b"), "m") == (
+        "m is not in the catalogue: moebench run --trace 'a b' --system moe-ondemand --machine "
+        "a6000 --model config.json, the path of its shape"
+    )
+
+
+def test_an_import_says_notes_and_how_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def import_trace(*what: Any) -> Any:
+        given.append(what)
+        return SimpleNamespace(notes=("one", "two"), model="m")
+
+    monkeypatch.setattr(published, "import_trace", import_trace)
+    monkeypatch.setattr(trace, "_how_to_use", lambda out, model: f"use {out} of {model}")
+    called = call("trace", "import", "src", "--out", "new", "--model", "x", "--prompt-tokens", "3")
+    assert (called.code, called.out) == (0, "")
+    assert called.err.splitlines() == ["note: one", "note: two", "use new of m"]
+    assert given == [(Path("src"), Path("new"), "x", 3)]
+    Path("new").mkdir()
+    assert "new: exists; give another --out" in refused("trace", "import", "src", "--out", "new")
+    assert len(given) == 1

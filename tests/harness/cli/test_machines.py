@@ -1,10 +1,18 @@
-"""`machines init`, `show` and `diff`."""
+"""`machines init`, `compose`, `list`, `show`, `diff` and `sensitivity`."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from moebench.substrate.machines.profile import load_profile
+from moebench.harness.cli import machines
+from moebench.harness.run import execute, interval
+from moebench.harness.run.interval import Effect
+from moebench.substrate.machines import profile as profiles
+from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, load_profile
+from moebench.substrate.machines.profile_ranges import Uncertain
+from moebench.substrate.machines.quantity import Bandwidth
 from tests.harness.commands import call, refused
 
 
@@ -161,3 +169,146 @@ def test_a_run_on_parts_has_one_id_for_every_spelling(here: Path) -> None:
     assert "nothing is offloaded" in " ".join(whole["notes"])
     said = refused("run", *options, "--machine", "rtx-3090+rtx-4090")
     assert "rtx-4090 and rtx-3090 are both gpus" in said
+
+
+# ------------------------------------------------------------------------ words and numbers
+
+
+def test_a_draft_says_how_many_numbers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = call("machines", "init", "desk").err
+    own = [n for field, n in load_profile("desk.yaml").quantities() if field[:9] != "software."]
+    known = len([number for number in own if number.badge != "estimate"])
+    assert said.startswith(f"desk.yaml: {known} of {len(own)} numbers are known, the others")
+    assert said.endswith("moebench run --system smoe --model qwen2-57b-a14b --machine desk.yaml\n")
+
+    def full(old: Path, new: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(machines.os, "replace", full)
+    line = refused("machines", "init", "other")
+    assert "other.yaml: cannot be written: No space left on device" in line
+
+
+def test_show_says_units_ranges_and_the_software() -> None:
+    shown = call("machines", "show", "h100", "--software", "ggml")
+    header, *rows = [line.split("\t") for line in shown.out.splitlines()]
+    assert header == ["field", "value", "unit", "range", "badge", "moves", "source"]
+    assert shown.err.endswith("; software ggml\n")
+    assert call("machines", "show", "h100").err.endswith(f"; software {DEFAULT_SOFTWARE}\n")
+    profile = dict(load_profile("h100", "ggml").quantities())
+    for field, value, unit, span, *_ in rows:
+        number = profile[field]
+        assert (value, unit) == (f"{number.value:g}", number.unit)
+        ends = number.range and f"{number.range[0]:g} to {number.range[1]:g}"
+        assert span == (ends or "-")
+    document = call("machines", "show", "h100", "--json").json
+    spans = {row["field"]: row["range"] for row in document["fields"]}
+    shipped = dict(load_profile("h100").quantities())
+    assert spans == {f: list(n.range) if n.range else None for f, n in shipped.items()}
+    assert document["description"] == load_profile("h100").description
+
+
+def test_a_calibrated_profile_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles.HardwareProfile, "badge", "calibrated")
+    said = call("machines", "show", "h100").err
+    assert said == f"h100: fitted to measurements on it; software {DEFAULT_SOFTWARE}\n"
+
+
+def test_values_as_text_and_their_ratios() -> None:
+    assert machines._text([1.5, 2000.0]) == "1.5 to 2000"
+    assert machines._text(None) == "-"
+    assert (machines._text(0.25), machines._text(True), machines._text("x")) == (
+        "0.25",
+        "True",
+        "x",
+    )
+    assert machines._ratio(3.0, 2.0) == 0.6667
+    assert machines._ratio(2.0, 0.0) == 0.0
+    for one, other in ((0.0, 1.0), ("a", 1.0), (1.0, None), (None, None)):
+        assert machines._ratio(one, other) is None
+
+
+def test_diff_says_units_badges_and_ratios() -> None:
+    _, *lines = call("machines", "diff", "a100", "h100").out.splitlines()
+    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in lines}
+    first, second = (load_profile(name).gpu for name in ("a100", "h100"))
+    assert rows["gpu.name"] == [first.name, second.name, "-"]
+    bandwidth, other = first.bandwidth, second.bandwidth
+    assert rows["gpu.bandwidth"][:2] == [
+        f"{one.value:g} {one.unit} [{one.badge}]" for one in (bandwidth, other)
+    ]
+    ratio = (
+        other.value * other.UNITS[other.unit] / bandwidth.value / bandwidth.UNITS[bandwidth.unit]
+    )
+    assert rows["gpu.bandwidth"][2] == f"{float(f'{ratio:.4g}'):g}"
+    assert "pool" not in rows
+    some = call("machines", "diff", "h100", "h100", "--software", "ggml")
+    assert (some.out, some.err.split(" ")[0]) == ("", "0")
+
+
+# ------------------------------------------------------------------------ sensitivity
+
+
+def effect(field: str, badge: str, span: tuple[float, float] | None, **changes: Any) -> Effect:
+    number = Bandwidth(value=10.0, unit="GB/s", source="x", badge=badge, range=span)  # type: ignore[arg-type]
+    return Effect(changes, Uncertain(field, number, 8.0, 12.5))
+
+
+EFFECTS = [
+    effect("small", "estimate", None, tpot_ms=(0.0001, -0.0002), ttft_ms=(0.0, 0.0004)),
+    effect("first", "datasheet", None, ttft_ms=(0.3, -0.2)),
+    effect("tie", "estimate", (8.0, 12.5), tpot_ms=(0.04, -0.03), ttft_ms=(0.0, 0.0)),
+    effect("most", "estimate", (8.0, 12.5), tpot_ms=(0.03, -0.04), ttft_ms=(0.1, -0.1)),
+]
+
+
+def test_effects_are_ranked_by_the_change_of_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+    machines._show_effects("box", EFFECTS, as_json=False)
+    out, err = capsys.readouterr()
+    assert [line.split("\t") for line in out.splitlines()] == [
+        ["field", "value", "unit", "low", "high", "badge", "range", "TPOT at low", "TPOT at high",
+         "TTFT at low", "TTFT at high"],
+        ["most", "10", "GB/s", "8", "12.5", "estimate", "stated", "+3.0 %", "-4.0 %", "+10.0 %",
+         "-10.0 %"],
+        ["tie", "10", "GB/s", "8", "12.5", "estimate", "stated", "+4.0 %", "-3.0 %", "+0.0 %",
+         "+0.0 %"],
+        ["first", "10", "GB/s", "8", "12.5", "datasheet", "assumed", "+30.0 %", "-20.0 %", "-",
+         "-"],
+    ]  # fmt: skip
+    assert err.splitlines() == [
+        "all together: TPOT −5.0 % to +5.0 %",  # 3 % and 4 % add up like sides of a triangle
+        "all together: TTFT −22.4 % to +31.6 %",
+        "1 further numbers move neither by 0.05 %; assumed: the source names no range, taken as "
+        "±20%",
+    ]
+
+
+def test_effects_as_json_have_all_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    machines._show_effects("box", EFFECTS, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["machine"], document["assumed"]) == ("box", 0.2)
+    assert [row["field"] for row in document["fields"]] == ["most", "tie", "small", "first"]
+    assert document["fields"][1] == {
+        "field": "tie", "value": 10.0, "low": 8.0, "high": 12.5, "unit": "GB/s",
+        "badge": "estimate", "stated": True, "tpot_ms": [0.04, -0.03], "ttft_ms": [0.0, 0.0],
+    }  # fmt: skip
+    assert document["together"]["tpot_ms"] == pytest.approx([0.05, 0.05], rel=1e-4)
+
+
+def test_the_numbers_of_a_machine_are_moved_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(execute, "prepare", lambda spec, folder: (spec.system, folder))
+    monkeypatch.setattr(interval, "effects_on", lambda *what: given.append(what) or EFFECTS)
+    options = ("machines", "sensitivity", "--system", "smoe", "--setting", "S3", "--json")
+    called = call(*options, "--store", "runs", "--tokens", "5")
+    assert called.code == 0, called.err
+    assert called.json["machine"] == "a6000"
+    assert call(*options).code == 0
+    assert given == [(("smoe", None), Path("runs"), 5), (("smoe", None), Path(".moebench"), 17)]
+    assert "--machine local: this computer is measured and has no profile" in refused(
+        *options, "--machine", "local"
+    )
+    Path("file").write_text("")
+    assert "file is not a folder" in refused(*options, "--store", "file")
+    assert "--data-dir none: no such folder" in refused(*options, "--data-dir", "none")
+    assert len(given) == 2

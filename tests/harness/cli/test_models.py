@@ -1,22 +1,32 @@
 """``moebench models``: list, train, verify and import, on scale models that learnt nothing."""
 
+import contextlib
 import errno
 import functools
+import io
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from rich.text import Text
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from moebench.harness import hub
+from moebench.harness.cli import models
 from moebench.harness.scale import files, tables, training, verify
+from moebench.harness.scale.checkpoint import Progress
+from moebench.harness.scale.recipe import LOCALITY, TrainingRecipe
 from moebench.harness.scale.text import TRAINING_SETS, train_tokenizer, training_text
 from moebench.harness.scale.trainable import TrainableDecoder
 from moebench.harness.scale.verify import chance_of_mentioned, differences
 from moebench.harness.scale.widths import SCALE_WIDTHS, scale_config
+from moebench.substrate.models import imported
 from moebench.substrate.models.catalogue import SCALE_FILES, model_shape, scale_names, scale_path
 from moebench.substrate.models.config import read_shape, shape_of
 from moebench.workloads.catalogue import workload
@@ -266,7 +276,205 @@ def test_docs_tables_come_between_their_markers(tmp_path: Path) -> None:
     assert "earlier tables" not in text
 
 
+# --------------------------------------------------------------------------- messages
+
+
+def test_a_model_that_is_not_there_has_dashes() -> None:
+    header, *rows = [line.split("\t") for line in call("models", "list").out.splitlines()]
+    (row,) = [dict(zip(header, row, strict=True)) for row in rows if row[0] == NAME]
+    assert (row["weights"], row["held_out_loss"], row["accuracy"]) == ("-", "-", "-")
+    assert row["shared"] == "-"
+
+
+def test_a_model_of_ones_own_is_listed_with_its_measurement(here: Path) -> None:
+    assert call("models", "import", make_model(here / NAME), "--scale", NAME).code == 0
+    manifest = here / ".moebench/models/manifest.json"
+    entries = json.loads(manifest.read_text())
+    entries[NAME]["training"] = {"held_out_loss": 2.5}
+    scores = {"facts": {"score": 0.504}, "passages": {"score": 0.25}}
+    entries[NAME]["measured"] = {"accuracy": scores}
+    manifest.write_text(json.dumps(entries))
+    (row,) = [r for r in call("models", "list", "--json").json if r["model"] == NAME]
+    size = (here / OWN / "model.safetensors").stat().st_size
+    shape = read_shape(here / OWN / "config.json")
+    assert row["weights"] == OWN
+    assert row["megabytes"] == round(size / 1e6, 1)
+    assert row["params_m"] == round(shape.total_params / 1e6, 2)
+    assert row["moe_layers"] == len(shape.moe_layers)
+    assert row["accuracy"] == "facts 50%, passages 25%"
+    assert row["held_out_loss"] == 2.5
+
+
+def test_an_imported_scale_model_is_said_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"bytes": 12_345_678, "parameters": 6_000_000}
+    given: list[Any] = []
+    monkeypatch.setattr(files, "import_model", lambda *what: given.append(what) or entry)
+    called = call("models", "import", "source", "--scale", NAME, "--out", "mine")
+    assert given == [(Path("source"), NAME, Path("mine"))]
+    assert called.err.splitlines() == [
+        "12.3 MB, 6,000,000 parameters in mine",
+        f"use it: moebench run --system smoe --model {NAME} --weights mine --machine a6000",
+    ]
+    refusal = refused("models", "import", "source", "--scale", NAME, "--dtype", "fp32")
+    assert "--dtype and --scale: a scale model is stored as fp16" in refusal
+
+
+def test_imported_weights_are_said_with_their_records(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(here / "deep" / "source")
+    parts = [here / name for name in ("a", "b", "records")]
+    for file, size in zip(parts, (1000, 2000, 9_000_000), strict=True):
+        file.write_bytes(b"0" * size)
+    found = SimpleNamespace(
+        store=SimpleNamespace(total_bytes=4_200_000, record_bytes=600_000), files=parts,
+        manifest=SimpleNamespace(records=[0] * 7),
+    )  # fmt: skip
+    given: list[Any] = []
+    monkeypatch.setattr(imported, "import_checkpoint", lambda *what: given.append(what) or found)
+    called = call("models", "import", "deep/source", "--dtype", "bf16")
+    assert given[0][:3] == (Path("deep/source"), Path(".moebench/weights/source"), "bf16")
+    assert [line for line in called.err.splitlines() if "MB" in line] == [
+        "7 expert records of 0.6 MB (bf16) and the common weights, 0.004203 GB, in "
+        ".moebench/weights/source"
+    ]
+    assert "--weights .moebench/weights/source --machine local --capacity 0.25" in called.err
+    call("models", "import", "deep/source", "--out", "x")
+    assert given[1][1:3] == (Path("x"), "fp32")
+    assert "--dtype fp8: allowed: bf16, fp16, fp32" in refused(
+        "models", "import", "deep/source", "--dtype", "fp8"
+    )
+
+
+def test_a_download_is_said_with_its_next_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(hub, "fetch", lambda *what: given.append(what))
+    called = call("models", "fetch", "tiny/olmoe", "--revision", "v2")
+    assert called.err.splitlines() == [
+        "tiny/olmoe in .moebench/hub/tiny/olmoe",
+        "use it: moebench run --system smoe --weights .moebench/hub/tiny/olmoe --machine local "
+        "--capacity 0.25",
+        "or split it once, so that later starts are short: moebench models import "
+        ".moebench/hub/tiny/olmoe",
+    ]
+    assert call("models", "fetch", "tiny/olmoe", "--out", "x").err.startswith("tiny/olmoe in x\n")
+    assert given == [
+        ("tiny/olmoe", Path(".moebench/hub/tiny/olmoe"), "v2"), ("tiny/olmoe", Path("x"), None),
+    ]  # fmt: skip
+
+
+def test_imported_weights_are_verified(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "weights").mkdir()
+    (here / "weights" / "import.json").write_text("{}")
+    steps: list[Any] = []
+
+    class Found:
+        manifest = SimpleNamespace(files=[1, 2], records=[1, 2, 3])
+
+        def __init__(self, path: Path) -> None:
+            steps.append(path)
+
+        def verify(self, progress: Any) -> None:
+            progress(1, 2)
+            steps.append("verified")
+
+    monkeypatch.setattr(imported, "Imported", Found)
+    called = call("models", "verify", "weights")
+    assert called.err.splitlines()[-1] == "2 files and 3 records are what was imported"
+    assert "verify weights: 1/2" in called.err
+    assert call("models", "verify", "weights", "--json").json == {
+        "weights": {"files": 2, "records": 3}
+    }
+    assert steps == [Path("weights"), "verified"] * 2
+
+
+def test_progress_of_a_training_is_a_line_every_fifty_steps() -> None:
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), models._progress("smoe") as report:
+        for step in (1, 49, 50, 51, 100, 119, 120):
+            report(Progress(step, 120, 10, 2.0, 1234.4))
+    assert err.getvalue().splitlines() == [
+        f"step {step}/120 loss 2.000 1234 tokens/s" for step in (50, 100, 120)
+    ]
+
+
+def test_progress_of_a_training_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=120)
+    monkeypatch.setattr(models.console, "stderr", lambda: terminal)
+    with models._progress("smoe") as report:
+        report(Progress(30, 120, 10, 2.3456, 1234.4))
+    drawn = Text.from_ansi(shown.getvalue()).plain
+    assert "smoe loss 2.346 1,234 tokens/s" in drawn
+    assert "30/120" in drawn
+
+
 # --------------------------------------------------------------------------- train
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, here: Path) -> list[Any]:
+    """What a training was given, without training."""
+    (here / "data").mkdir()
+    given: list[Any] = []
+
+    def train(*what: Any) -> dict[str, float]:
+        given.append(what[:-1])
+        return {"held_out_loss": 2.5, "unigram_loss": 5.5}
+
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    return given
+
+
+def test_a_first_training_has_the_typed_recipe(trained: list[Any]) -> None:
+    called = call(
+        "models", "train", NAME, "--data-dir", "data", "--tokens", "5000", "--seed", "3",
+        "--balance", "0.2", "--threads", "2",
+    )  # fmt: skip
+    recipe = TrainingRecipe(tokens=5000, seed=3, balance=0.2, balance_end=0.1)
+    assert trained == [2, (NAME, Path("data"), Path(OWN), recipe, None, "cpu")]
+    assert called.err.splitlines() == [
+        f"{NAME}: reading data",
+        f"held-out loss 2.5, a unigram's 5.5; in {OWN}",
+        f"use it: moebench run --system smoe --model {NAME} --weights {OWN} --machine a6000",
+    ]
+    trained.clear()
+    call("models", "train", NAME, "--data-dir", "data", "--out", "x")
+    assert trained == [1, (NAME, Path("data"), Path("x"), TrainingRecipe(tokens=4_000_000), None,
+                           "cpu")]  # fmt: skip
+
+
+def test_a_second_training_follows_the_first(here: Path, trained: list[Any]) -> None:
+    (here / "first").mkdir()
+    first = {"recipe": {"seed": 7, "tokens": 9000}}
+    (here / "first" / "training.json").write_text(json.dumps(first))
+    options = ("models", "train", NAME, "--data-dir", "data", "--from", "first")
+    assert call(*options).code == 0
+    _, _, out, recipe, start, _ = trained[1]
+    assert (out, start) == (Path(f"{OWN}-local"), Path("first"))
+    assert recipe == TrainingRecipe(
+        seed=7, text_tokens=9000, learning_rate=2e-3, warmup_steps=20, chunk=600,
+        checkpoint_every=100, **LOCALITY[NAME], balance_end=LOCALITY[NAME]["balance"],
+    )  # fmt: skip
+    assert call(*options, "--balance", "0.3", "--out", "x").code == 0
+    _, _, out, recipe, _, _ = trained[3]
+    assert (out, recipe.balance, recipe.balance_end) == (Path("x"), 0.3, 0.3)
+    (here / "first" / "training.json").unlink()
+    assert call(*options).code == 0
+    assert trained[5][3].text_tokens == TrainingRecipe().tokens
+
+
+def test_a_training_on_a_card_needs_one(
+    monkeypatch: pytest.MonkeyPatch, trained: list[Any]
+) -> None:
+    options = ("models", "train", NAME, "--data-dir", "data", "--device", "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "--device cuda: torch finds no CUDA device here" in refused(*options)
+    assert trained == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert call(*options).code == 0
+    assert trained[1][-1] == "cuda"
 
 
 @pytest.mark.slow

@@ -4,10 +4,15 @@ import csv
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from moebench.harness import extras
+from moebench.harness.cli import report
+from moebench.reports.formats import trackers
 from moebench.results.accuracy_table import write_table
 from moebench.results.store import Store
 from tests.harness.commands import call, refused
@@ -184,3 +189,126 @@ def test_report_on_an_empty_store(here: Path, options: tuple[str, ...]) -> None:
         "moebench: no runs in .moebench; run: moebench run --system smoe --setting S3\n"
     )
     assert list(here.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------ outputs
+
+
+@pytest.fixture
+def trackers_there(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What trackers were given, without their packages."""
+    given: list[Any] = []
+
+    def wandb(runs: Any, project: str, step: Any) -> Path | None:
+        step(1, 1)
+        given.append((len(runs), project))
+        return Path("out/wandb") if project == "offline" else None
+
+    monkeypatch.setattr(extras, "require", lambda *what: None)
+    monkeypatch.setattr(trackers, "write_wandb", wandb)
+    monkeypatch.setattr(
+        trackers, "write_mlflow", lambda runs, uri, step: given.append((len(runs), uri)) or 1
+    )
+    return given
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_are_exported_to_trackers(trackers_there: list[Any]) -> None:
+    stored(run("a"), run("b", system="lru"), document("0ld"))
+    called = call("report", "--wandb", "offline", "--mlflow", "store")
+    assert (called.code, called.out) == (0, "")
+    assert trackers_there == [(2, "offline"), (2, "store")]
+    assert [line for line in called.err.splitlines() if not line.startswith("wandb: ")] == [
+        "2 runs in offline of Weights & Biases; send them: wandb sync out/wandb/offline-run-*",
+        "2 runs in store, 1 of them new or changed",
+        "note: 1 of 3 runs lack fields and were not exported",
+    ]
+    alone = call("report", "--wandb", "sent")
+    assert "2 runs in sent of Weights & Biases\n" in alone.err
+    assert len(trackers_there) == 3
+    both = call("report", "--mlflow", "store", "--json")
+    assert [one["run_id"] for one in both.json] == ["0ld", "a", "b"]
+
+
+@pytest.mark.usefixtures("here")
+def test_all_runs_exported_need_no_note(trackers_there: list[Any]) -> None:
+    stored(run("a"))
+    assert "note" not in call("report", "--mlflow", "store").err
+
+
+@pytest.mark.parametrize(
+    ("options", "package"),
+    [
+        (("--html", "x.html"), ("vl_convert", "--html")),
+        (("--figures", "x"), ("vl_convert", "--figures")),
+        (("--wandb", "x"), ("wandb", "--wandb")),
+        (("--mlflow", "x"), ("mlflow", "--mlflow")),
+    ],
+)
+def test_an_output_needs_its_package(
+    options: tuple[str, ...], package: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(extras, "require", lambda *what: given.append(what))
+    assert "no runs" in refused("report", *options)
+    assert given == [package]
+
+
+def test_outputs_that_cannot_be_written_are_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "require", lambda *what: None)
+    (here / "file").write_text("")
+    assert "--html .: this is a folder" in refused("report", "--html", ".")
+    for option in ("--csv", "--latex", "--figures"):
+        assert f"{option} file: file is not a folder" in refused("report", option, "file")
+
+
+def test_claims_of_a_folder_without_any_are_refused(here: Path) -> None:
+    stored(run("a"))
+    (here / "empty").mkdir()
+    line = refused("report", "--claims", "empty")
+    assert "--claims empty: no claims there (" in line
+    assert "smoe.json" in line
+    assert line.endswith("write them: moebench reproduce all --out empty")
+
+
+def test_what_was_written_is_said(here: Path) -> None:
+    stored(run("a"))
+    said = call("report", "--csv", "csv").err.splitlines()
+    (line,) = [text for text in said if text.startswith("written: ")]
+    files = {Path(name) for name in line.removeprefix("written: ").split(", ")}
+    assert {path.name for path in files} == {path.name for path in (here / "csv").iterdir()}
+    said = call("report", "--latex", "tex").err.splitlines()
+    (line,) = [text for text in said if text.startswith("written: ")]
+    assert line.count(".tex") == len(list((here / "tex").glob("*.tex")))
+    assert ".csv" not in line
+
+
+def test_a_long_list_of_runs_is_left_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(report.console, "text_table", lambda table: shown.append(table))
+    printed = io.StringIO()
+    terminal = Console(file=printed, width=100)
+    monkeypatch.setattr(report.console, "stdout", lambda: terminal)
+    tables = {"systems": "the systems", "runs": "the runs"}
+    found: Any = SimpleNamespace(tables=tables, left_out=[], compared=SimpleNamespace(tables=[1]))
+    report._print(found, report.LISTED)
+    assert (shown, printed.getvalue()) == (["the systems", "the runs"], "")
+    shown.clear()
+    report._print(found, report.LISTED + 1)
+    assert shown == ["the systems"]
+    assert printed.getvalue() == "51 runs; --csv DIR or --html FILE lists them\n"
+
+
+@pytest.mark.usefixtures("here")
+def test_failed_cells_are_said_in_a_pipe() -> None:
+    store = stored(run("a"))
+    store.fail("cell", {"system": "smoe", "setting": "S3"}, "no memory", "where")
+    called = call("report")
+    assert called.out.startswith("run\t")
+    (line,) = called.err.splitlines()
+    assert line == "failed: cell, smoe S3 ×1, no memory, failures/cell.txt"
+    alone = Store(Path("other"))
+    alone.fail("cell", {"system": "smoe", "setting": "S3"}, "no memory", "where")
+    assert call("report", "--store", "other").out == ""

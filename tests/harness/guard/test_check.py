@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from moebench.harness.guard.check import EXIT_CODES, read_references, subset
 from moebench.harness.guard.golden import GOLDEN, check_golden
 from moebench.harness.guard.verdicts import Finding, Verdict, compare
 from moebench.substrate.engine.decisions import LayerView, Routed
-from moebench.substrate.errors import InputError
+from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.systems.smoe import ExpertCacheRouter
 from tests.harness.guard.other_arithmetic import in_another_order
@@ -292,3 +293,121 @@ def test_damage_fails_until_it_is_accepted(run_check, capsys):
     assert run_check(thrice_alpha, update=True) == 0
     assert "kl" in capsys.readouterr().err
     assert run_check(thrice_alpha) == 0
+
+
+# ----------------------------------------------------------------------------- words
+
+
+def made(score: float = 50.0, tpot_ms: float = 10.0, **more: Any) -> dict[str, Any]:
+    accuracy = {"score": score, "agreement": 100.0, "kl": 0.0, "items": {}}
+    latencies = {"tpot_ms": tpot_ms, "ttft_ms": 1.0, "e2e_ms": 2.0, "profile_hash": "p"}
+    return {"accuracy": accuracy, "latency": latencies, "arithmetic": "none", "data_hash": "d",
+            "weights_hash": None, **more}  # fmt: skip
+
+
+def test_accepted_changes_are_said_cell_by_cell(capsys, monkeypatch):
+    monkeypatch.setattr(check, "difference", lambda pairs: f"differs {len(pairs)}")
+    now = {"same": made(), "new": made(12.5), "score": made(49.0), "late": made(tpot_ms=11.0)}
+    known = {"same": made(), "score": made(), "late": made(), "old": made()}
+    check._say_changes(now, known)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "new: new, score 12.5"
+    assert lines[1] == "score: differs 1"
+    assert lines[2].startswith("late: latency: ")
+    assert lines[3:] == ["old: gone", "4 references written"]
+
+
+def test_conditions_are_options_and_hashes_that_are_known():
+    (name, spec), *_ = subset().items()
+    found = check._conditions({name: spec}, {name: made()})
+    assert found.keys() == {name}
+    assert {"data_hash": "d", "profile_hash": "p", "system": spec.system} == {
+        key: found[name][key] for key in ("data_hash", "profile_hash", "system")
+    }
+    assert "weights_hash" not in found[name]
+    assert all(found[name].values())
+    (bare,) = check._conditions({name: spec}, {name: made(latency=None)}).values()
+    assert "profile_hash" not in bare
+
+
+def test_what_computed_a_run_is_its_weights_and_threads(monkeypatch):
+    monkeypatch.setattr(check, "scale_path", lambda model: Path("scale") / model)
+    spec = {"trace": None, "routing": "model", "weights": None, "model": "m"}
+    document = {"spec": spec, "provenance": {"threads": 3}}
+    assert check._computed_by(document) == ("scale/m", 3)
+    assert check._computed_by({**document, "spec": {**spec, "weights": "w"}}) == ("w", 3)
+    for replayed in ({"trace": "t"}, {"routing": "drawn"}):
+        assert check._computed_by({**document, "spec": {**spec, **replayed}}) is None
+
+
+def test_scale_models_are_checked_that_cells_compute_with(monkeypatch):
+    def one(**fields: Any) -> Any:
+        plain = {"trace": None, "routing": "model", "weights": None, "model": "b"}
+        return SimpleNamespace(**{**plain, **fields})
+
+    specs = {
+        "1": one(), "2": one(model="a"), "3": one(model="c", trace="t"),
+        "4": one(model="d", routing="drawn"), "5": one(model="e", weights="w"), "6": one(),
+    }  # fmt: skip
+    monkeypatch.setattr("moebench.harness.guard.golden.check_golden", lambda names: names)
+    guarded = check.Guarded(specs)
+    monkeypatch.setattr(check, "ships", lambda: True)
+    assert check._golden(guarded) == ["a", "b"]
+    monkeypatch.setattr(check, "ships", lambda: False)
+    assert check._golden(guarded) == []
+
+
+def test_the_shipped_references_are_accepted_with_their_models(monkeypatch, tmp_path, capsys):
+    accepted: list[str] = []
+    monkeypatch.setattr("moebench.harness.guard.golden.write_golden", lambda: accepted.append("w"))
+    monkeypatch.setattr(check, "measure", lambda jobs, guarded: {"new": made()})
+    monkeypatch.setattr(check, "REFERENCES", tmp_path / "check.json")
+    passed = Finding("a", Verdict.PASS, "equal")
+    worse = Finding("b", Verdict.REGRESSED, "other logits")
+    for references, models, times in (
+        ("check.json", [passed, worse], 1), ("check.json", [passed], 0), ("own.json", [worse], 0)
+    ):  # fmt: skip
+        accepted.clear()
+        (tmp_path / "check.json").unlink(missing_ok=True)
+        monkeypatch.setattr(check, "_golden", lambda guarded, models=models: models)
+        guarded = check.Guarded({}, references=tmp_path / references)
+        assert check.check_command(True, 0, False, guarded) == 0
+        assert len(accepted) == times
+        said = capsys.readouterr().err.splitlines()
+        assert ("b: other logits" in said) == bool(times)
+    text = (tmp_path / "own.json").read_text()
+    assert json.loads(text) == {"new": made()}
+    assert text.startswith('{\n "new"')
+    assert text.endswith("}\n")
+
+
+def test_the_gravest_verdict_is_the_command_s(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(check, "measure", lambda jobs, guarded: {})
+    found = [Finding(v.value, v, "why") for v in (Verdict.PASS, Verdict.IMPROVED)]
+    monkeypatch.setattr(check, "_golden", lambda guarded: found)
+    guarded = check.Guarded({}, references=tmp_path / "mine.json")
+    assert check.check_command(False, 0, False, guarded) == 4
+    assert capsys.readouterr().err.splitlines()[-1] == "check: improved"
+    found.append(Finding("m", Verdict.NOT_MEASURED, "why"))
+    assert check.check_command(False, 0, False, guarded) == 3
+    found.insert(0, Finding("r", Verdict.REGRESSED, "why"))
+    assert check.check_command(False, 0, False, guarded) == 1
+    found.clear()
+    with pytest.raises(UsageError, match="mine: no cell has anything to compare"):
+        check.check_command(False, 0, False, guarded)
+
+
+def test_a_guard_of_ones_own_names_its_update(monkeypatch, tmp_path):
+    spec = next(iter(subset().values()))
+    monkeypatch.setattr(check, "cells_from_file", lambda file, data_dir, say: [spec])
+    guarded = check.own(Path("my sweep.yaml"), tmp_path / "refs", Path("data"))
+    assert guarded.references == tmp_path / "refs" / "my sweep.json"
+    assert guarded.update == (
+        f"moebench check --file 'my sweep.yaml' --references {tmp_path / 'refs'} --data-dir data "
+        "--update"
+    )
+    assert (list(guarded.specs.values()), guarded.data_dir) == ([spec], Path("data"))
+    assert "--data-dir" not in check.own(Path("s.yaml"), tmp_path, None).update
+    for own in (check.REFERENCES.parent, check.REFERENCES.parents[1] / "new"):
+        with pytest.raises(UsageError, match="moebench's own; give a folder of your own"):
+            check.own(Path("s.yaml"), own, None)

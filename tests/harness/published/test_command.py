@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from moebench.harness.cli import published as command
 from moebench.harness.published import rows as rows_module
 from moebench.harness.published.prediction import Prediction
 from moebench.harness.published.score import summary
 from tests.harness.commands import call, refused
-from tests.harness.published.made import install, predicted, write
+from tests.harness.published.made import install, predicted, row, write
 
 PUBLISHED = ("validate", "--published")
 NONE_YET = "no predictor yet"
@@ -238,3 +239,77 @@ def test_options_of_runs_are_refused_with_published_rows(options, file, monkeypa
 )
 def test_contradicting_options_are_refused(arguments, says, file) -> None:
     assert says in refused("validate", *arguments)
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_laws_and_crossings_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """``fast start`` takes 10 + 2 x ms, ``flat`` 30 + x: they cross at 20 layers, measured."""
+    rows = [
+        row(f"{system}{n}", 1e3 / (start + slope * n), system=system, n_cpu_moe=n)
+        for system, start, slope in (("fast start", 10, 2), ("flat", 30, 1)) for n in (0, 10, 40)
+    ]  # fmt: skip
+    # All are predicted as twice as slow, and the flat one besides as 100 ms slower.
+    predictions = [
+        one._replace(predicted=1e3 / (2e3 / one.measured + 100 * (one.id[:2] == "fl")))
+        for one in predicted(rows)
+    ]
+    command._show_laws(rows, predictions)
+    out, err = capsys.readouterr()
+    assert [line.split("\t") for line in out.splitlines()] == [
+        ["group", "phase", "system", "x", "measured ms/token", "predicted"],
+        ["g", "decode", "fast start", "layers on the host", "10 + 2 x", "20 + 4 x"],
+        ["g", "decode", "flat", "layers on the host", "30 + 1 x", "160 + 2 x"],
+    ]
+    assert err == (
+        "g, decode: fast start and flat over layers on the host cross at x = 20, predicted "
+        "nowhere\n"
+    )
+    falling = [row(f"a{n}", 1e3 / (50 - n), n_cpu_moe=n) for n in (0, 10, 40)]
+    command._show_laws(falling, predicted(falling))
+    out, err = capsys.readouterr()
+    assert "50 − 1 x" in out
+    assert err == "", "one curve crosses none"
+    laws = command._laws(rows, predictions)
+    assert laws[0] == {
+        "group": "g", "phase": "decode", "system": "fast start", "variable": "layers on the host",
+        "measured": {"start": pytest.approx(10), "slope": pytest.approx(2)},
+        "predicted": {"start": pytest.approx(20), "slope": pytest.approx(4)},
+    }  # fmt: skip
+
+
+def test_ten_remarks_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row("a", 10), row("b", 20)]
+    first, second = predicted(rows)
+    many = tuple(f"remark {n}" for n in range(12))
+    command._show_rows(rows, [first._replace(remarks=many), second._replace(remarks=many[:1])])
+    said = [line for line in capsys.readouterr().err.splitlines() if "remark" in line]
+    assert said[0] == "remark: remark 0: 2 figures"
+    assert len(said) == 11
+    assert said[-1] == "2 other remarks: see --json"
+    command._show_rows(rows, [first._replace(remarks=many[:10]), second])
+    assert "other remarks" not in capsys.readouterr().err
+
+
+def test_figures_as_text() -> None:
+    assert command._said(None, "%") == "–"
+    assert command._said(0.1234, "%") == "12.3%"
+    assert command._said(1.234, "x") == "× 1.23"
+    assert command._said(7, "d") == "7"
+    assert command._said(0.5, ".2f") == "0.50"
+    one = predicted([row("a", 10)])[0]
+    assert command._range(one) == "6.667 to 15"
+    assert command._range(one._replace(low=None)) == command._range(one._replace(high=None)) == "–"
+    bare = command._figure(one._replace(predicted=None))
+    assert bare == {"id": "a", "phase": "decode", "measured": 10, "reason": "not predicted"}
+
+
+def test_a_span_is_shown_by_system(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(f"n{n}", 1e3 / (10 + n), n_cpu_moe=n) for n in (0, 10, 40)]
+    command._show_rows(rows, predicted(rows))
+    lines = capsys.readouterr().out.splitlines()
+    assert "g\tdecode\t3\t0%\t3 of 3\t1.00 s" in lines
+    alone = [row("x", 5)]
+    command._show_rows(alone, predicted(alone))
+    assert "g\tdecode\t1\t0%\t–\t–" in capsys.readouterr().out.splitlines()

@@ -1,5 +1,7 @@
 """Errors by kind of machine and system, and which scores have moved."""
 
+import math
+
 import pytest
 
 from moebench.harness.published import errors
@@ -59,3 +61,31 @@ def test_the_error_of_ratios_is_of_two_engines_and_groups_count_equally() -> Non
     assert found["within_80"] == pytest.approx(2.0)
     alike = pair("a", 20, 10, "ollama")
     assert errors.document(alike, predicted(alike), predicted(alike))["ratios"] == {}
+
+
+def test_scores_that_appear_or_vanish_have_moved() -> None:
+    (gone,) = errors.moved(scores(), scores(median_error=None))
+    assert gone == ("left_out.median_error", 0.5, None, True)
+    (found,) = errors.moved(scores(kendall_tau=None), scores())
+    assert found == ("left_out.kendall_tau", None, 0.5, False)
+    assert errors.moved(scores(kendall_tau=None), scores(kendall_tau=None)) == []
+
+
+def test_errors_of_a_kind_are_pooled_with_those_of_all() -> None:
+    """Six machines and the prior's: the squares' mean, each with its number of machines."""
+    ones = [errors._Error("m", 1.2816 * 0.5, 0.0)] * 10
+    machines, prior = 6, errors.PRIOR_MACHINES
+    mean = (machines * 0.25 + prior * 0.04) / (machines + prior)
+    assert errors._pooled(ones, machines, 0.2) == pytest.approx(math.sqrt(mean), rel=2e-3)
+
+
+def test_a_weighted_share_is_reached_by_the_least_value() -> None:
+    values = [(3.0, 1.0), (1.0, 1.0), (2.0, 2.0)]
+    assert [errors._weighted(values, share) for share in (0.25, 0.26, 0.75, 0.76, 1.0)] == [
+        1.0, 2.0, 2.0, 3.0, 3.0,
+    ]  # fmt: skip
+
+
+def test_a_row_that_cannot_be_predicted_has_no_case() -> None:
+    assert errors._case(Row(**CELLS)) is not None
+    assert errors._case(Row(**CELLS | {"model": "Unheard-9B"})) is None

@@ -2,6 +2,8 @@
 
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from moebench.harness.published.constants import (
     values_for,
 )
 from moebench.harness.published.predict import predict_row
+from moebench.harness.published.prediction import Phase
 from moebench.harness.published.rows import Row
 from moebench.substrate.errors import InputError
 from tests.harness.published.test_predict import COMPONENT, SAID, rate
@@ -116,3 +119,142 @@ def test_errors_of_an_earlier_version_are_refused_with_the_remedy(
     with pytest.raises(InputError, match="make fit"):
         kinds.own_deviations.__wrapped__("decode")
     assert kinds.own_deviations.__wrapped__("prefill") == {}
+
+
+# ------------------------------------------------------------------------------ parts of a fit
+
+
+def figure(row: Row, measured: float, case: Any = None, phase: Phase = "decode") -> Any:
+    return row, case, phase, measured
+
+
+def test_a_curve_keeps_its_ends_and_two_figures_between() -> None:
+    curve = [figure(Row(id=f"r{n}", group="curve"), float(n)) for n in (6, 0, 3, 1, 5, 2, 4)]
+    short = [figure(Row(id="x"), 9.0), figure(Row(id="x"), 8.0, phase="prefill")]
+    other = [figure(Row(id="y", group="curve", system="vllm"), 7.0)]
+    kept = [one[3] for one in fit._spread([*curve, *short, *other])]
+    assert kept == [0.0, 2.0, 4.0, 6.0, 9.0, 8.0, 7.0]
+
+
+def test_weights_fall_with_what_is_not_known_and_with_a_machines_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fit, "known", lambda case: case)
+    row = Row(id="r")
+    found = [
+        figure(row, 1.0, 0.0), figure(row, 1.0, fit.SCALE**2), figure(row, 1.0, 0.0, "prefill"),
+        figure(row, 1.0, 0.0),
+    ]  # fmt: skip
+    weights = fit._weights(found, ("a", "a", "a", "b"))
+    assert weights.tolist() == pytest.approx([1 / math.sqrt(2), 0.5 / math.sqrt(2), 1.0, 1.0])
+
+
+def test_own_errors_are_of_absolute_rates_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "known", lambda case: case)
+    monkeypatch.setattr(fit, "covering", list)
+    absolute, relative = Row(id="r", abs_class="strict"), Row(id="s")
+    found = [
+        figure(absolute, 1.0, 0.5), figure(relative, 1.0, 0.6), figure(absolute, 1.0, 0.7),
+        figure(absolute, 1.0, 0.8, "prefill"),
+    ]  # fmt: skip
+    assert fit._own_errors(found, [-0.1, 0.2, 0.3, -0.4]) == {
+        "decode": [(0.1, 0.5), (0.3, 0.7)], "prefill": [(0.4, 0.8)],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def proportional(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a step of a case of N tokens take as many ms as N times ``desktop reads``."""
+    monkeypatch.setattr(fit, "tokens", lambda case, phase: case)
+    monkeypatch.setattr(
+        fit, "milliseconds", lambda case, values, phase: case * values["desktop reads"]
+    )
+    monkeypatch.setattr(fit, "names_of", lambda case, phase: ["desktop reads"])
+
+
+@pytest.mark.usefixtures("proportional")
+def test_a_rates_derivatives_are_in_the_logarithms_of_constants() -> None:
+    at = np.log([COMPONENTS[name] for name in NAMES])
+    off, slopes = fit._derivatives(figure(Row(id="r"), 250.0, 4.0), at)
+    reads = COMPONENTS["desktop reads"]
+    assert off == pytest.approx(math.log(1000 / reads / 250))  # 4 tokens in 4 * reads ms
+    expected = [-1.0 if name == "desktop reads" else 0.0 for name in NAMES]
+    assert slopes == pytest.approx(expected)
+    error = fit._error((figure(Row(id="r"), 250.0, 4.0), {"desktop reads": 2.0}))
+    assert error == pytest.approx(math.log(2))
+
+
+@pytest.mark.usefixtures("proportional")
+def test_a_fit_is_of_all_rows_and_of_those_without_each_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Pool:
+        def __enter__(self) -> "Pool":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def map(self, function: Any, items: Any, chunksize: int) -> Any:
+            return map(function, items)
+
+    monkeypatch.setattr(fit, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(fit, "known", lambda case: 0.0)
+    monkeypatch.setattr(fit, "covering", list)
+    reads = COMPONENTS["desktop reads"]
+    # The rates of machine a are 10 % higher than the component's, those of b as much lower.
+    rows = {"a": 1.1, "b": 1 / 1.1}
+    found = [
+        figure(Row(id=f"{cpu}{n}", cpu=cpu, abs_class="stream"), 1000 / reads * factor, 1.0)
+        for cpu, factor in rows.items()
+        for n in range(60)
+    ]
+    monkeypatch.setattr(fit, "figures", lambda rows: found)
+    document = fit.fit([], rounds=2)
+    assert capsys.readouterr().err.splitlines() == ["median |log ratio| before: 0.095"] * 2
+    assert document["all"]["desktop reads"] == pytest.approx(reads, rel=2e-3)
+    left = {name: values["desktop reads"] for name, values in document["left_out"].items()}
+    assert left["b (no source)"] < 0.97 * reads < 1.03 * reads < left["a (no source)"]
+    errors = document["own_error"]["decode"]
+    assert len(errors) == 120
+    assert all(error > 0.1 for error, _ in errors), "each is predicted from the other machine"
+
+
+def test_changes_are_shown_with_their_range_over_machines() -> None:
+    first = CONSTANTS[0]
+    values = {"x": {**COMPONENTS, first.name: 0.5}, "y": {**COMPONENTS, first.name: 1.25}}
+    rows = fit.changes({"all": {**COMPONENTS, first.name: 0.7654}, "left_out": values})
+    assert rows[0] == [first.name, f"{first.value:g}", "0.765", "0.5 to 1.25", first.source]
+    assert len(rows) == len(CONSTANTS)
+
+
+def test_the_command_writes_both_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read: list[Any] = []
+    rows = [Row(id="r")]
+    monkeypatch.setattr(fit, "FOLDER", tmp_path)
+    monkeypatch.setattr(fit, "shipped", lambda: "those that ship")
+    monkeypatch.setattr(fit, "read_rows", lambda path: read.append(path) or rows)
+    fitted_now = {"all": COMPONENTS, "left_out": {"a": COMPONENTS}}
+    monkeypatch.setattr(fit, "fit", lambda given: {**fitted_now, "rows": len(given)})
+    monkeypatch.setattr(fit, "predict", lambda given: ["in sample", given])
+    monkeypatch.setattr(fit, "left_out", lambda given, inside: ["left out", given, inside])
+    monkeypatch.setattr(
+        fit.errors, "document",
+        lambda given, inside, out: {"n": len(given), "inside": inside[0], "out": out[0]},
+    )  # fmt: skip
+    for cached in (fit.fitted, fit.published_errors.shipped_errors, fit.own_deviations):
+        monkeypatch.setattr(cached, "cache_clear", lambda: read.append("cleared"), raising=False)
+    fit.main(["mine.csv"])
+    fit.main([])
+    assert [one for one in read if one != "cleared"] == [Path("mine.csv"), "those that ship"]
+    assert read.count("cleared") == 2 * (1 + 2 * 2)
+    written = json.loads((tmp_path / fit.FILE).read_text())
+    assert (written["rows"], written["all"]) == (1, COMPONENTS)
+    text = (tmp_path / fit.published_errors.FILE.name).read_text()
+    assert text.endswith("}\n")
+    assert json.loads(text) == {"n": 1, "inside": "in sample", "out": "left out"}
+    assert list(json.loads(text)) == sorted(json.loads(text))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split("\t") == ["constant", "component", "fitted", "left out", "source"]
+    assert len(shown) == 2 * (1 + len(CONSTANTS))

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebench.harness.published import predict as module
 from moebench.harness.published.case import Unpredictable, case_of
 from moebench.harness.published.constants import COMPONENTS, Fitted
 from moebench.harness.published.predict import left_out, predict, predict_row
@@ -238,7 +240,6 @@ def test_a_figure_depends_on_its_constants_alone() -> None:
 
 
 def test_left_out_predictions_take_the_constants_of_other_machines(monkeypatch) -> None:
-    from moebench.harness.published import predict as module
     from moebench.harness.published.constants import fold
 
     seen, new = row(), row(id="new", cpu="Ryzen 7 5800X", ram_type="DDR4-3200")
@@ -256,3 +257,104 @@ def test_left_out_predictions_take_the_constants_of_other_machines(monkeypatch) 
             assert one.predicted == by[one.id, one.phase]
         else:
             assert one.predicted < by[one.id, one.phase]
+
+
+# ------------------------------------------------------------------------------ by hand
+
+
+def test_a_rate_has_an_interval_of_eighty_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "rate_of", lambda case, values, phase: 10.0)
+    monkeypatch.setattr(module, "deviation", lambda case, phase, found: math.log(2) / 1.2816)
+    case = case_of(row())
+    one = module._prediction("x", case, COMPONENTS, COMPONENT, "decode", 12.0)
+    assert (one.id, one.phase, one.measured, one.predicted) == ("x", "decode", 12.0, 10.0)
+    assert (one.low, one.high) == (pytest.approx(5.0), pytest.approx(20.0))
+    assert one.remarks == tuple(case.remarks)
+
+
+def test_a_rate_is_its_tokens_over_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "milliseconds", lambda case, values, phase: 50.0)
+    case = replace(case_of(row()), batch=3)
+    assert module.tokens(case, "decode") == 3
+    assert module.tokens(case, "prefill") == 3 * 512
+    assert module.rate_of(case, COMPONENTS, "decode") == 60
+    assert module.rate_of(case, COMPONENTS, "prefill") == 3 * 512 * 20
+
+
+def test_a_kinds_own_deviation_counts_else_the_largest_of_such_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = case_of(row())
+    known = module.known(case)
+    kinds: dict[str, float] = {}
+    monkeypatch.setattr(module, "own_deviations", lambda phase: kinds)
+
+    def own() -> float:
+        return math.sqrt(module.deviation(case, "decode", COMPONENT) ** 2 - known)
+
+    assert own() == pytest.approx(0.2)
+    assert not module.is_checked(case, "decode")
+    kinds |= {"vllm, python, server": 0.9, "vllm, python, desktop": 0.15}
+    assert own() == pytest.approx(0.2), "at least that of all"
+    kinds["exllamav3, python, desktop"] = 0.5
+    assert own() == pytest.approx(0.5)
+    kinds["llamacpp, ggml, desktop"] = 0.1
+    assert own() == pytest.approx(0.1)
+    assert module.is_checked(case, "decode")
+
+
+def test_no_rate_exceeds_what_the_hosts_memory_allows() -> None:
+    """36 layers of 4 experts of 13.2 MB each at the higher bandwidth, and a quarter more."""
+    case = case_of(row())
+    size = 36 * 4 * 24_891_840 * 4.25 / 8
+    high = case.profile.host.gemv_bandwidth.high.bytes_per_s
+    slow = {**COMPONENTS, "desktop reads": 0.01}
+    assert module._limit(case, slow) == pytest.approx(1.25 * high / size)
+    fast = {**COMPONENTS, "desktop reads": 100.0}
+    reads = module.profile_of(case, fast).host.gemv_bandwidth.bytes_per_s
+    assert module._limit(case, fast) == pytest.approx(1.25 * max(reads, high) / size)
+    half = replace(case, first=18)
+    assert module._limit(half, slow) == pytest.approx(2.5 * high / size)
+    assert module._limit(replace(case, first=0), slow) is None
+    assert module._limit(replace(case, hot=0.5), slow) is None
+
+
+def test_many_rows_are_predicted_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[int] = []
+
+    class Pool:
+        def __init__(self, cores: int) -> None:
+            pools.append(cores)
+
+        def __enter__(self) -> "Pool":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def map(self, one: Any, rows: Any, chunksize: int) -> Any:
+            return map(one, rows)
+
+    monkeypatch.setattr(module, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(module, "MANY", 3)
+
+    def one(some: Row) -> Any:
+        return [some.id, some.id.upper()]
+
+    rows = [Row(id=name) for name in "abc"]
+    for cores, made in ((4, [4]), (1, []), (None, [])):
+        pools.clear()
+        monkeypatch.setattr(module.os, "cpu_count", lambda cores=cores: cores)
+        assert module._all(rows, one) == ["a", "A", "b", "B", "c", "C"]
+        assert pools == made
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 4)
+    assert module._all(rows[:2], one) == ["a", "A", "b", "B"]
+    assert pools == []
+
+
+def test_figures_are_of_rows_that_can_be_predicted() -> None:
+    found = module.figures(
+        [row(), row(id="no", model="Unheard-9B"), row(id="x", prefill_tok_s=None)]
+    )
+    assert [(one.id, phase, rate) for one, _, phase, rate in found] == [
+        ("one", "decode", 20.0), ("one", "prefill", 300.0), ("x", "decode", 20.0),
+    ]  # fmt: skip

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from moebench.harness.scale import targets as measuring
 from moebench.harness.scale.targets import WINDOW, Family, Texts, read_texts, span
 from moebench.substrate.analysis.statistics import summary
+from moebench.substrate.terms import RoutedSequence
 from tests.harness.commands import call, refused
 
 #: Of the tiny recordings: OLMoE has 64 experts and top-8.
@@ -163,3 +164,118 @@ def test_missing_recordings_are_refused_in_one_line(data: Path, here: Path) -> N
     assert "holds no totals of c4" in refused("models", "targets", "--data-dir", data)
     (data / "traces" / "same" / "meta.json").unlink()
     assert "meta.json: cannot be read" in refused("models", "targets", "--data-dir", data)
+
+
+# --------------------------------------------------------------------------- figures by hand
+
+
+def routed(*ids: list[list[int]], prefill: int = 0) -> RoutedSequence:
+    return RoutedSequence(np.array(ids), prefill)
+
+
+def test_popularity_of_recordings_alone_and_together() -> None:
+    """Two layers of four experts: each recording uses two of them, together all alike."""
+    first = Texts([routed(*[[[0], [1]]] * 4), routed(*[[[1], [0]]] * 4)], 2, 4, 1)
+    second = Texts([routed(*[[[2], [2]]] * 8)], 1, 4, 1)
+    found = measuring._over_all({"first": first, "second": second})
+    assert found.keys() == {"first", "all together"}
+    assert found["first"]["popularity.max_over_mean"] == pytest.approx(2.0)
+    assert found["first"][measuring.SIMILARITY] == pytest.approx(0.0)
+    # 4, 4 and 8 choices of 16 over four experts: the most used has twice the mean.
+    assert found["all together"]["popularity.max_over_mean"] == pytest.approx(2.0)
+    assert measuring._over_all({"second": second}) == {}
+    assert measuring._over_all({"first": first}).keys() == {"first"}
+
+
+def test_totals_have_their_similarity_scaled(tmp_path: Path) -> None:
+    names = measuring.TOTALS
+    counts = {name: [[2, 0], [1, 1]] if n % 2 else [[0, 2], [1, 1]] for n, name in enumerate(names)}
+    entries = {name: {"counts": counts[name]} for name in names}
+    (tmp_path / "popularity.json").write_text(json.dumps({"entries": entries}))
+    found = measuring._of_totals(tmp_path, 0.5)
+    assert list(found) == [*(f"totals, {name}" for name in names), "totals, mixed"]
+    one, mixed = found["totals, c4"], found["totals, mixed"]
+    # Of two experts, one has all of the first layer's choices: twice the mean, and Gini 1/2.
+    assert one == pytest.approx({"popularity.max_over_mean": 1.5, "popularity.gini": 0.25})
+    assert mixed["popularity.max_over_mean"] == pytest.approx(1.0)
+    # Of six pairs four differ in one of two layers, where the cosine is 0: (2 + 4 / 2) / 6.
+    assert mixed[measuring.SIMILARITY] == pytest.approx(0.5 * (2 + 4 * 0.5) / 6)
+
+
+def test_prompt_and_answer_are_compared_by_halves(tmp_path: Path) -> None:
+    """Four tokens in a row use one expert, the next four another: halves have nothing in common."""
+    texts = Texts([routed(*[[[0]]] * 4, *[[[1]]] * 4, prefill=1)], 1, 2, 1)
+    assert measuring._of_texts(texts)["prefill_decode_similarity"] == pytest.approx(0.0)
+
+
+def measured(*models: str, why: str = "why", **ranges: tuple[float, float]) -> measuring.Measured:
+    family = Family(models, ("a", "b"), why, "t")
+    return measuring.Measured(family, {"a": {"x": 0.5}, "b": {"y": 0.25}}, ranges)
+
+
+def test_figures_are_shown_beside_their_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    measuring.show(measured("m", "n", x=(0.4, 0.6), y=(0.2, 0.3456)))
+    assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [
+        ["statistic", "a", "b", "range"], ["x", "0.500", "-", "0.400-0.600"],
+        ["y", "-", "0.250", "0.200-0.346"],
+    ]  # fmt: skip
+
+
+def test_differences_from_the_file_are_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "routing.yaml"
+    file.write_text("# by hand\npublished: []\n\nmeasured: []\n")
+    monkeypatch.setattr(measuring, "ROUTING", file)
+    old = [measured("m", x=(0.4, 0.6), gone=(0.1, 0.2)), measured("old"), measured("same")]
+    measuring.write(old)
+    assert measuring.differences(old) == []
+    now = [measured("m", x=(0.401, 0.6), new=(0.1, 0.2)), measured("same", why="other")]
+    assert measuring.differences(now) == [
+        "m: gone is None, the file says (0.1, 0.2)", "m: new is (0.1, 0.2), the file says None",
+        "old: in the file, not measured", "same: measured on other recordings than the file says",
+    ]  # fmt: skip
+    assert measuring.differences([measured("m", x=(0.402, 0.6), gone=(0.1, 0.2)), *old[1:]]) == [
+        "m: x is (0.402, 0.6), the file says (0.4, 0.6)"
+    ]
+    new = measuring.differences([*old, measured("unknown")])
+    assert new == ["unknown: measured on other recordings than the file says"]
+    evidence = old[0].evidence
+    assert evidence.models == ("m",)
+    assert evidence.source == "measured on a, b, t: why"
+    assert evidence.ranges == {"x": (0.4, 0.6), "gone": (0.1, 0.2)}
+
+
+def test_random_routing_takes_the_place_of_another_topology(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures of 4 experts are multiplied by what 64 have by chance over what 4 have."""
+    monkeypatch.setattr(measuring, "RANDOM_LAYERS", 2)
+    own = record(tmp_path / "own", [WINDOW], [0])
+    texts = read_texts(record(tmp_path / "few", [WINDOW], [0], experts=16, top_k=2))
+    family = Family(("olmoe-1b-7b",), ("few",), "few", without=("used.32",))
+    found = measuring._measure(tmp_path, family)
+    assert list(found.figures) == ["few", "random as few", "random as olmoe-1b-7b"]
+    few, chance, wanted = found.figures.values()
+    assert few == measuring._of_texts(texts)
+    expected = few["lag_overlap.1"] * wanted["lag_overlap.1"] / chance["lag_overlap.1"]
+    assert found.ranges["lag_overlap.1"] == span("lag_overlap.1", [expected], measuring.CARRIED)
+    assert "used.32" not in found.ranges
+    same = measuring._measure(tmp_path, Family(("olmoe-1b-7b",), ("own",), "itself"))
+    value = measuring._of_texts(read_texts(own))["lag_overlap.1"]
+    assert list(same.figures) == ["own"]
+    assert same.ranges["lag_overlap.1"] == span("lag_overlap.1", [value], measuring.MARGIN)
+    both = measuring._measure(tmp_path, Family(("olmoe-1b-7b",), ("own", "few"), "both"))
+    assert "all together" in both.figures
+    assert both.ranges["lag_overlap.1"] == span(
+        "lag_overlap.1", [value, expected], measuring.CARRIED
+    )
+
+
+def test_progress_counts_families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measuring, "FAMILIES", ("a", "b"))
+    monkeypatch.setattr(measuring, "_measure", lambda folder, family: (folder, family))
+    steps: list[tuple[int, int]] = []
+    found: Any = measuring.measure(tmp_path, lambda done, total: steps.append((done, total)))
+    assert found == [(tmp_path / "traces", "a"), (tmp_path / "traces", "b")]
+    assert steps == [(1, 2), (2, 2)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from moebench.harness.search import source as module
 from moebench.harness.search.composition import BASE, RUNTIME
 from moebench.harness.search.source import check_name, source
 from moebench.substrate.errors import UsageError
@@ -53,3 +54,41 @@ def test_names_of_classes_are_allowed(name: str) -> None:
 def test_others_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="allowed: a name of a Python class"):
         check_name(name)
+
+
+def test_a_file_has_its_imports_and_fields_in_order() -> None:
+    text = source("Mine", {"evict": "lfru", "scope": "layer"}, "Found.")
+    lines = text.splitlines()
+    assert lines[:3] == [
+        '"""A composition that `moebench search` found."""', "",
+        "from dataclasses import dataclass, field",
+    ]  # fmt: skip
+    ours = lines[4 : lines.index("@dataclass(kw_only=True)") - 2]
+    assert ours == sorted(ours)
+    assert "from moebench.substrate.memory.cache import Scope" in ours
+    assert "from moebench.substrate.engine.policies import Eviction" in ours
+    at = lines.index("@dataclass(kw_only=True)")
+    assert lines[at - 2 : at] == ["", ""]
+    assert lines[at + 1].startswith("class Mine(")
+    assert lines[at + 2 : at + 4] == ['    """Found."""', ""]
+    assert lines[at + 4].startswith("    evict: Eviction = field(default_factory=")
+    assert lines[at + 5] == "    scope: Scope = 'layer'"
+    assert len(lines) == at + 6
+    assert text.endswith("\n")
+
+
+def test_long_lines_are_wrapped() -> None:
+    assert module._import("m", ["b", "a"]) == "from m import a, b"
+    exact = module._import("mo", ["x" * 42, "y" * 41])
+    assert (len(exact), "\n" in exact) == (100, False)
+    wrapped = module._import("mo", ["y" * 42, "x" * 42])
+    assert wrapped == f"from mo import (\n    {'x' * 42},\n    {'y' * 42},\n)"
+
+
+def test_options_of_a_policy_are_those_that_differ() -> None:
+    policy = build(BASE, {"assign": "balanced", "assign.history": "3"}).policies["assign"]
+    assert dict(module._changed(policy)) == {"history": 3}
+    name = type(policy).__qualname__
+    assert module._factory(policy) == f"lambda: {name}(history=3)"
+    plain = build(BASE, {"assign": "balanced"}).policies["assign"]
+    assert (module._changed(plain), module._factory(plain)) == ({}, name)

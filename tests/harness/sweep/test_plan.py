@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from moebench.harness.run.rules import resolve
+from moebench.harness.sweep import plan as plans
 from moebench.harness.sweep.plan import CATALOGUE, cells_from_file, expand
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError, UsageError
@@ -271,3 +272,89 @@ def test_a_sweep_with_an_unknown_system_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(text.replace("system: fiddler", "system: fidler"), "utf-8")
     with pytest.raises(UsageError, match="nearest: fiddler"):
         cells_from_file(tmp_path / "f.yaml", None)
+
+
+# ------------------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize(
+    ("plan", "complaint"),
+    [
+        ({"product": {"system": [{}]}}, "product: system {}: expected a value, or the fields"),
+        ({"common": {"system": "smoe", "set": {"a": {}}}}, "common: set: a {}: allowed: a value"),
+        ({"common": {"set": {"a": math.inf}}}, "common: set: a inf: allowed: a finite number"),
+        ({"common": {"batch": True}}, "common: batch True: allowed: no truth value"),
+        ({"common": {"alpha": True}}, "common: alpha True: allowed: no truth value"),
+        ({"product": {"batch": 1}, "zip": {"batch": [1]}}, "batch is in product and in zip"),
+        ({"zip": [{"seed": [1]}, {"seed": [2]}]}, "seed is in zip and in zip; allowed: in one"),
+        ({"record": ["x"]}, "record is ['x']; allowed: a command, as text"),
+        ({"products": {}}, "unknown sweep key 'products'; nearest: product"),
+        ({"product": {"system": "smoe"}, "exclude": [{}]}, "the sweep has no cell"),
+        ({"common": {"weights": "w/{sistem}"}, "product": {"system": "smoe"}}, "no field 'sistem'"),
+        ({"common": {"weights": "w/{0}"}, "product": {"system": "smoe"}}, "w/{0}: no field"),
+        ({"common": {"weights": "w/{model}"}, "product": {"system": "smoe"}}, "no such folder"),
+    ],
+)
+def test_values_that_no_field_has_are_refused(plan: dict[str, Any], complaint: str) -> None:
+    common = SMALL | plan.get("common", {})
+    with pytest.raises(MoeBenchError) as caught:
+        expand({**plan, "common": common}, None)
+    assert complaint in str(caught.value)
+
+
+def test_options_of_a_system_are_spelled_as_they_are_typed() -> None:
+    spelled = [
+        plans._spelled("k", value, "x") for value in (True, False, None, 3, 0.5, "a", [1, 2])
+    ]
+    assert spelled == ["true", "false", "null", "3", "0.5", "a", "[1, 2]"]
+
+
+def test_options_of_rows_are_merged_and_later_fields_count() -> None:
+    rows: list[dict[str, Any]] = [
+        {"batch": 1, "set": {"a": "1", "b": "1"}},
+        {"batch": 2},
+        {"set": {"b": "2"}},
+    ]
+    assert plans._merged(rows) == {"batch": 2, "set": {"a": "1", "b": "2"}}
+    given = {"batch": 2, "seed": 1, "set": {"a": "1", "b": "2"}}
+    assert plans._matches({"batch": 2, "set": {"a": "1"}}, given)
+    assert plans._matches({}, given)
+    for other in ({"batch": 1}, {"set": {"a": "2"}}, {"set": {"c": "1"}}, {"prompts": 1},
+                  {"batch": 2, "set": {"a": "2"}}, {"batch": 1, "set": {"a": "1"}}):  # fmt: skip
+        assert not plans._matches(other, given)
+
+
+def test_progress_counts_combinations_and_equal_cells_are_one() -> None:
+    steps: list[tuple[int, int]] = []
+    plan = {"common": SMALL, "product": {"system": ["gpu-only", "gpu-only"], "seed": [0, 1, 1]}}
+    found = expand(plan, None, progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(n, 6) for n in range(1, 7)]
+    assert [one.seed for one in found] == [0, 1]
+
+
+def test_reasons_for_omitted_cells_are_said_once() -> None:
+    said: list[str] = []
+    plan = {
+        "common": SMALL, "optional": [{"batch": 2}],
+        "product": {"system": ["gpu-only", "moe-ondemand"], "batch": [1, 2]},
+    }  # fmt: skip
+    assert [one.batch for one in expand(plan, None, said.append)] == [1, 1]
+    (line,) = said
+    assert line.startswith("left out: ")
+    assert "does not fill batches of 2" in line
+
+
+def test_seeds_share_a_resolved_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved: list[Any] = []
+    own = plans._cell
+    monkeypatch.setattr(plans, "_cell", lambda *given: resolved.append(given[0]) or own(*given))
+    found = cells(product={"system": ["gpu-only", "moe-ondemand"], "seed": [3, 4, 5]})
+    assert [(one.system, one.seed) for one in found] == [
+        (system, seed) for system in ("gpu-only", "moe-ondemand") for seed in (3, 4, 5)
+    ]
+    assert [one["seed"] for one in resolved] == [3, 3]
+    with pytest.raises(MoeBenchError, match="seed"):
+        cells(product={"system": "gpu-only", "seed": [3, -1]})
+    assert [plans._is_seed(value) for value in (0, 7, -1, True, "3", 1.5)] == [
+        True, True, False, False, False, False,
+    ]  # fmt: skip

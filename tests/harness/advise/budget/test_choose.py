@@ -6,9 +6,12 @@ from hypothesis import strategies as st
 
 from moebench.harness.advise.budget.choose import (
     STEP,
+    UNITS,
     Candidate,
     Demand,
+    excess,
     fit,
+    measured,
     rank,
     sentence,
     smallest_alpha,
@@ -120,6 +123,64 @@ def test_within_a_budget_the_least_loss_comes_first():
     assert [c.system for c in ranking.meeting] == ["exact", "fast", "lossy"]
     assert [c.system for c in ranking.others] == ["slow"]
     assert ranking.lossless.system == "exact"
+
+
+def test_the_fastest_lossless_candidate_is_named_whatever_its_order() -> None:
+    points = [one("slow", 90, 0), one("quick", 70, 0), one("lossy", 40, 0.1), one("mid", 80, 0)]
+    for given_ in (points, points[::-1]):
+        assert rank(given_, Demand(60, None), {}).lossless.system == "quick"
+    assert rank([one("lossy", 40, 0.1)], Demand(60, None), {}).lossless is None
+
+
+def test_what_lacks_the_demand_is_ordered_by_loss_then_time() -> None:
+    points = [one("late", 90, 0.1), one("lossy", 50, 0.3), one("near", 70, 0.1)]
+    ranking = rank(points, Demand(60, 0.2), {})
+    assert [c.system for c in ranking.others] == ["near", "late", "lossy"]
+
+
+def test_a_measured_configuration_is_one_line() -> None:
+    best, late, lossy = one("a", 50, 0.1, 0.3), one("b", 61.5, 0.1), one("c", 70, 0.5)
+    demand = Demand(60, 0.2)
+    ranking = rank([best, late, lossy], demand, {})
+    cost = "0.1 ± 0 nats of KL a token"
+    assert measured(best, ranking, demand, "kl") == (
+        f"a at α 0.3: 50 ms a token, {cost}; meets it, the best so far"
+    )
+    assert measured(late, ranking, demand, "kl") == f"b: 61.5 ms a token, {cost}; 1.5 ms over"
+    assert excess(lossy, demand) == "10 ms over, loss 0.3 over"
+    second = one("d", 55, 0.15)
+    ranking = rank([best, second], demand, {})
+    assert measured(second, ranking, demand, "kl").endswith("; meets it")
+
+
+def test_a_limit_that_the_interval_exceeds_is_warned_of() -> None:
+    def warned(tpot: float, loss: float, demand: Demand) -> str:
+        found = sentence(rank([one("a", tpot, loss)], demand, {}), demand, "kl")
+        return found.partition("may take it over")[2]
+
+    assert warned(59, 0.1, Demand(60, 0.2)) == "", "the interval ends at the limit"
+    assert warned(59.5, 0.1, Demand(60, None)) == ": its interval ends at 60.5 ms."
+    wide = one("a", 50, 0.1)._replace(loss=Estimate(0.1, 0.0, 0.25, 4))
+    for demand, ends in ((Demand(60, 0.2), "0.25 nats of KL a token"), (Demand(60, 0.25), None)):
+        said = sentence(rank([wide], demand, {}), demand, "kl")
+        assert said.endswith(f"ends at {ends}." if ends else f"{UNITS['kl']}.")
+    bare = one("a", 59.5, 0.1)._replace(tpot=Estimate(59.5, None, None, 1))
+    assert "may take" not in sentence(rank([bare], Demand(60, None), {}), Demand(60, None), "kl")
+
+
+def test_an_unknown_loss_and_a_partial_search_are_said() -> None:
+    demand = Demand(None, 0.1)
+    found = rank([one("a", 20, None, lossless=False)], demand, {})
+    assert sentence(found, demand, "kl") == (
+        "No system meets this.  The nearest is a: 20 ms a token, its accuracy loss is not known; "
+        "and its loss is not known, for the limit of 0.1 nats of KL a token."
+    )
+    assert sentence(found, demand, "kl", complete=False).startswith(
+        "No system measured so far meets this."
+    )
+    assert sentence(rank([], demand, {}), demand, "kl", False) == "No system was measured yet."
+    over = rank([one("a", 75, 0)], Demand(60, None), {})
+    assert "15 ms (25%) over the budget." in sentence(over, Demand(60, None), "kl")
 
 
 def test_lossless_systems_rank_before_measured_zero_loss():

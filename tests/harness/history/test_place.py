@@ -1,0 +1,137 @@
+"""Parts of placing runs at commits: names of files, times of runs, and versions of moebench."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moebench.harness.history import place
+from moebench.harness.history.source import Entry
+from moebench.systems.registry import DECISIONS, POLICIES
+
+
+def test_files_and_modules_name_each_other() -> None:
+    assert place._files_of("mine", "") == ("mine.py", "mine/__init__.py")
+    assert place._files_of("a.b", "src/") == ("src/a/b.py", "src/a/b/__init__.py")
+    for module in ("mine", "a.b"):
+        for folder in ("", "src/"):
+            for file in place._files_of(module, folder):
+                assert place._module_of(file, folder) == module
+
+
+@pytest.mark.parametrize(
+    ("created", "seconds"),
+    [
+        ("1970-01-01T00:01:00+00:00", 60.0), ("1970-01-01T00:01:00", 60.0),
+        ("1970-01-01T02:00:00+02:00", 0.0), ("yesterday", -math.inf), (None, -math.inf),
+    ],
+)  # fmt: skip
+def test_the_time_of_a_run_is_that_of_its_document(created: Any, seconds: float) -> None:
+    assert place._seconds({"provenance": {"created": created}}) == seconds
+    assert place._seconds({}) == -math.inf
+
+
+def test_without_a_repository_of_its_own_moebench_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "opened", lambda root: pytest.fail("there is none"))
+    for root in (None, tmp_path):
+        monkeypatch.setattr(place, "checkout", lambda root=root: root)
+        with place._own_repository() as found:
+            assert found is None
+
+
+class Repository:
+    """A repository without commits, renames or files."""
+
+    root = Path("/repository")
+
+    def __init__(self, *commits: str) -> None:
+        self.commits = commits
+
+    def renames(self, since: str) -> list[tuple[str, str]]:
+        return [("old.py", "new.py"), ("a/older.py", "old.py"), ("older.py", "old.py")]
+
+    def changing_python(self, since: str) -> set[str]:
+        return {"c2"}
+
+    def folders_of(self, package: str) -> list[str]:
+        return [""]
+
+    def has(self, commit: str) -> bool:
+        return commit in self.commits
+
+
+def placing(ours: Any = None) -> Any:
+    commits = [SimpleNamespace(id=f"c{n}", time=float(n)) for n in range(5)]
+    return place._Placing(Repository(), commits, "c0", ours)  # type: ignore[arg-type]
+
+
+def test_commits_without_other_python_files_are_alike() -> None:
+    assert placing()._alike == {"c1": "c0", "c3": "c2", "c4": "c2"}
+
+
+def run(system: str, **options: Any) -> dict[str, Any]:
+    return {"spec": {"system": system, "options": options}, "provenance": {}}
+
+
+def test_a_system_begins_in_its_module_with_its_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = placing()
+    monkeypatch.setattr(place, "installed", lambda: SimpleNamespace(usable={}))
+    assert one._entries(run("mine:Mine")) == (Entry("mine", "Mine", frozenset()),)
+    decision = next(iter(DECISIONS))
+    name, (module, *_) = next(iter(POLICIES[decision].items()))
+    (entry,) = one._entries(run("a.b:Mine", **{decision: name, "other": "x"}))
+    assert entry == Entry("a.b", "Mine", frozenset({f"moebench.systems.{module}"}))
+    for name in ("smoe", "a-b:Mine", ":Mine", "mine:"):
+        assert one._entries(run(name)) == ()
+    assert one._entries({"spec": {"system": "mine:Mine"}}) == (Entry("mine", "Mine", frozenset()),)
+
+
+def test_a_package_has_its_former_modules_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = SimpleNamespace(value="new:Mine")
+    monkeypatch.setattr(place, "installed", lambda: SimpleNamespace(usable={"theirs": plugin}))
+    found = placing()._entries(run("theirs"))
+    assert [one.module for one in found] == ["new", "old", "a.older", "older"]
+    assert {one.name for one in found} == {"Mine"}
+
+
+def test_versions_of_moebench_that_a_run_may_have_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "code_hash", lambda: "code")
+    monkeypatch.setattr(place, "Tree", lambda *given, **more: (given, more))
+
+    def bases(made: Any, current: Any, ours: Any = None, code: str = "code") -> Any:
+        monkeypatch.setattr(place, "commit", lambda: current)
+        one = placing(ours)
+        found = one._bases({"provenance": {"commit": made, "code_hash": code}})
+        return found, set(one._ours)
+
+    known = Repository("abcdef1")
+    assert bases("abcdef1", "abcdef1") == (([None], True), {None})
+    assert bases(None, None) == (([None], True), {None})
+    assert bases(None, None, code="other") == (([None], False), {None})
+    assert bases("abcdef1", "1234567") == (([None], False), {None})
+    assert bases("abcdef1", "1234567", known) == ((["abcdef1", None], True), {None, "abcdef1"})
+    for made in ("abcdef2", "abc", "--all  ", None):
+        assert bases(made, "1234567", Repository("abc", "--all  ", "None")) == (
+            ([None], False), {None}
+        )  # fmt: skip
+
+
+def test_what_was_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "installed", lambda: SimpleNamespace(usable={}))
+    found = placing().found([run("gone"), run("gone"), run("other")])
+    assert found.placed == []
+    assert found.versions == {}
+    first, second = found.left_out
+    assert first.startswith("2 runs of gone: its package is not installed, which names its modules")
+    assert second.startswith("1 run of other: its package is not installed")
+
+
+def test_five_details_are_listed() -> None:
+    assert place._listed(["", ""]) == ""
+    assert place._listed(["b", "a", "b", ""]) == " (a, b)"
+    assert place._listed(list("fedcb")) == " (b, c, d, e, f)"
+    assert place._listed(list("gfedcba")) == " (a, b, c, d, e, ...)"
