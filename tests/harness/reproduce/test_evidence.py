@@ -8,6 +8,7 @@ from scipy import stats
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.results.store import Store
+from moebench.substrate.choices import DEFAULT_SOFTWARE
 from moebench.substrate.errors import InputError
 from moebench.substrate.machines.profile import load_profile, machine_with
 from moebench.substrate.machines.profile_ranges import number_at, uncertain
@@ -132,7 +133,7 @@ def test_a_machine_has_the_numbers_of_their_places(tmp_path: Path) -> None:
     of = Evidence(Store(tmp_path), None, tmp_path, quick=True)
     assert of.machine("a6000") == "a6000"
     assert of.moved({"no.such": 1.0}).machine("a6000") == "a6000"
-    known = uncertain(load_profile("a6000", "hf-eager"))
+    known = uncertain(load_profile("a6000", DEFAULT_SOFTWARE))
     others = 0
     for number in known:
         assert of.moved({number.field: 0.0}).machine("a6000") == "a6000"
