@@ -1,22 +1,36 @@
-"""Defaults, limits and searched ranges of all options of systems and policies, as a table.
+"""Tables of what systems and policies declare: options, values of classes, default policies.
 
-Whoever changes one changes what runs and searches do, and its row in ``options.tsv`` with it: the
-class that declares the option, the option, its default, the values that it allows, those that a
-search tries, whether these are compared by ratios, and what other values than the default need.
+Whoever changes one changes what runs and searches do, and its row with it:
+
+- ``options.tsv``: the class that declares an option, the option, its default, the values that it
+  allows, those that a search tries, whether these are compared by ratios, and what other values
+  than the default need
+- ``classes.tsv``: a value that all instances of a class share, such as whether a policy learns
+- ``defaults.tsv``: the policies of each system and variant, in the order of `DECISIONS`
 """
 
 import csv
 import dataclasses
+import enum
+from collections.abc import Iterator
+from inspect import get_annotations
 from pathlib import Path
+from typing import Any
 
 from moebench.substrate.engine.options import Allowed, allowed_values
-from moebench.substrate.engine.policies import Policy
+from moebench.substrate.engine.policies import Policy, Predictor
 from moebench.substrate.engine.system import System
-from moebench.systems.options import options_of
+from moebench.systems.options import build, describe, options_of
+from moebench.systems.registry import DECISIONS, VARIANTS
 from tests.systems.test_space import owners
 
-TABLE = Path(__file__).parent / "options.tsv"
-HEADER = ("class", "option", "default", "allowed", "searched", "scale", "needs")
+FOLDER = Path(__file__).parent
+OURS = ("moebench.systems.", "moebench.substrate.")
+HEADERS: dict[str, tuple[str, ...]] = {
+    "options": ("class", "option", "default", "allowed", "searched", "scale", "needs"),
+    "classes": ("class", "name", "value"),
+    "defaults": ("system", "variant", *DECISIONS),
+}
 
 Row = tuple[str, ...]
 
@@ -55,10 +69,64 @@ def rows() -> set[Row]:
     return found
 
 
+def all_of(base: type) -> Iterator[type]:
+    """Yield a class and all that inherit from it."""
+    yield base
+    for one in base.__subclasses__():
+        yield from all_of(one)
+
+
+def spelled(value: Any) -> str:
+    """Return a value as text that is the same in each process."""
+    if isinstance(value, frozenset):
+        return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    return value.value if isinstance(value, enum.Enum) else repr(value)
+
+
+def shared() -> set[Row]:
+    """Return a row for each value that a class of systems, policies or predictors declares."""
+    listed = {base for _, owner, _ in owners() for base in owner.__mro__} | {*all_of(Predictor)}
+    ours = {one for one in listed if one.__module__.startswith(OURS)}
+    names = {"reads_scores"} | {
+        name for one in ours for name, said in get_annotations(one).items()
+        if "ClassVar" in str(said)
+    }  # fmt: skip
+    return {
+        (f"{one.__module__.removeprefix('moebench.')}.{one.__qualname__}", name, spelled(value))
+        for one in ours
+        for name in names
+        if (value := one.__dict__.get(name, one)) is not one
+        and not isinstance(value, property | type(spelled))
+    }  # fmt: skip
+
+
+def defaults() -> set[Row]:
+    """Return a row for each system and variant."""
+    return {
+        (name, variant, *(found[decision] for decision in DECISIONS))
+        for variant, listed in VARIANTS.items()
+        for name in listed
+        for found in [describe(build(name, None, variant))]
+    }
+
+
+def known(table: str) -> set[Row]:
+    """Return the rows of a table."""
+    with (FOLDER / f"{table}.tsv").open(encoding="utf-8", newline="") as file:
+        header, *listed = csv.reader(file, delimiter="\t")
+    assert tuple(header) == HEADERS[table]
+    found = {tuple(row) for row in listed}
+    assert len(found) == len(listed)
+    return found
+
+
 def test_options_are_those_of_the_table() -> None:
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        header, *known = csv.reader(file, delimiter="\t")
-    assert tuple(header) == HEADER
-    listed = {tuple(row) for row in known}
-    assert len(listed) == len(known)
-    assert rows() == listed
+    assert rows() == known("options")
+
+
+def test_values_of_classes_are_those_of_the_table() -> None:
+    assert shared() == known("classes")
+
+
+def test_default_policies_are_those_of_the_table() -> None:
+    assert defaults() == known("defaults")
