@@ -57,9 +57,7 @@ def test_every_system_makes_sense(name: str, variant: str) -> None:
 def test_policies_that_place_by_the_whole_model_need_shared_slots() -> None:
     """They state which experts of which layers are on the device, or evict across layers."""
     found = set()
-    for decision, name in (
-        (decision, name) for decision in POLICIES for name in POLICIES[decision]
-    ):
+    for decision, name in [(one, name) for one in POLICIES for name in POLICIES[one]]:
         made = build("moe-ondemand", {"assign": "host", "scope": "layer", decision: name})
         if "need slots that all layers share" in (why_not(made) or ""):
             found.add(f"{decision}={name}")
