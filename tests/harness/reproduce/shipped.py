@@ -7,7 +7,7 @@ from typing import Any
 
 from moebench.harness.reproduce.claim import Claim, PaperClaims
 from moebench.harness.reproduce.run_claims import sweeps
-from moebench.results.claims import Verdict, read
+from moebench.results.claims import Exhibit, Verdict, read
 
 DIFFERING = (Verdict.DIRECTION_ONLY, Verdict.NO_EFFECT, Verdict.NOT_REPRODUCED)
 
@@ -71,3 +71,11 @@ def check(paper: str, claims: Iterable[Claim]) -> None:
         else:
             assert moved == [], claim.id
     assert names <= {claim.id for claim in whole}
+
+
+def check_words(found: Exhibit) -> None:
+    """Check that an exhibit is the one that ships, but for rows that were measured."""
+    known = {one.id: one for result in read() for one in result.exhibits}
+    numbers: dict[str, Any] = {"rows": (), "badge": "", "runs": ()}
+    expected = known[found.id].model_copy(update=numbers)
+    assert found.model_copy(update=numbers) == expected

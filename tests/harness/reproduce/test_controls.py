@@ -1,5 +1,6 @@
 """Positive controls of accuracy claims, on hand-made answers."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,76 @@ def test_controls_expand_to_cells(scoring: str, cells: int, tmp_path: Path) -> N
     assert len(found) == cells
     assert {spec.prompts for spec in found} == {24}
     assert len({spec.model_dump_json() for spec in found}) == cells
+
+
+def test_the_chance_of_lost_questions_by_counting_all_outcomes() -> None:
+    for lost, won in ((0, 0), (1, 0), (3, 1), (2, 5)):
+        outcomes = list(itertools.product((True, False), repeat=lost + won))
+        as_many = [one for one in outcomes if sum(one) >= lost]
+        assert Change(90, 50, lost, won).chance == pytest.approx(len(as_many) / len(outcomes))
+
+
+def test_cells_of_controls_by_the_way_of_scoring() -> None:
+    generation, prefill, likelihood = (
+        controls.controls("c", ["S1"], ["facts"], way, prompts=5, seed=3, few_shot=2,
+                          quick_prompts=4)
+        for way in ("generation", "prefill", "likelihood")
+    )  # fmt: skip
+    assert prefill.cells["product"] == likelihood.cells["product"] != generation.cells["product"]
+    whole = {"system": "gpu-only", "allow_overcommit": True}
+    assert generation.cells == {
+        "common": {"scoring": "generation", "prompts": 5, "seed": 3, "few_shot": 2},
+        "product": {"setting": ["S1"], "workload": ["facts"], "system": [
+            whole, {"system": "smoe", "alpha": 1.0}, {**whole, "set": {"route": "random"}},
+            {**whole, "expert_dtype": "int4"},
+        ]},
+    }  # fmt: skip
+    assert generation.quick == {"common": {"prompts": 4}}
+    assert prefill.cells["product"]["system"] == [
+        whole, {**whole, "set": {"route": "random", "route.prefill": "true"}},
+        {**whole, "expert_dtype": "int4"},
+    ]  # fmt: skip
+    usual = controls.controls("c", [], []).cells["common"]
+    assert usual == {"scoring": "generation", "prompts": 24, "seed": 0, "few_shot": 0}
+    pairs = controls.of_places("c", [("S1", "facts"), ("S2", "sst2")], prompts=5)
+    assert pairs.cells["zip"] == {"setting": ["S1", "S2"], "workload": ["facts", "sst2"]}
+    assert pairs.cells["product"] == {"system": generation.cells["product"]["system"]}
+    assert pairs.cells["common"]["prompts"] == 5
+    assert pairs.name == "c"
+
+
+def test_controls_of_other_settings_or_that_did_not_run_are_missing() -> None:
+    lost, whole = "0" * 20, "1" * 19 + "0"
+    given = of(whole, lost, lost, lost)
+    with pytest.raises(MissingEvidenceError, match="controls: no control answered equations"):
+        blind(_Given(answered(whole, **UNCHANGED)), EXPERIMENT, "S1")  # type: ignore[arg-type]
+    none = "the unchanged model's scores leave no room for a loss: no questions"
+    assert blind(given, EXPERIMENT, "S2") == none
+    assert blind(given, EXPERIMENT, "S1", ["facts"]) == none
+    empty = answered(whole, **UNCHANGED)
+    empty["accuracy"]["items"] = {"value": [None]}
+    with pytest.raises(MissingEvidenceError, match="equations: a run scored no question"):
+        compared([empty], [answered(lost, **ALPHA)])
+    with pytest.raises(MissingEvidenceError, match="answered other questions"):
+        compared([], [])
+    some = answered(whole, **UNCHANGED)
+    some["accuracy"]["items"]["value"][0] = None
+    with pytest.raises(ValueError, match="zip"):
+        compared([some], [answered(lost, **ALPHA)])
+
+
+def test_controls_in_prefill_set_an_option_of_their_own() -> None:
+    """Random substitution in prefill is one of the controls; all that failed are named."""
+    lost, whole = "0" * 20, "1" * 19 + "0"
+    in_prefill = {"system": "gpu-only", "overrides": {"route": "random", "route.prefill": "true"}}
+    runs = [answered(whole, **UNCHANGED), answered(whole, **in_prefill), answered(lost, **INT4)]
+    why = blind(_Given(*runs), EXPERIMENT, "S1")  # type: ignore[arg-type]
+    assert why == (
+        "1 of 2 controls show no loss beyond noise on equations either: random substitution 95.0 → "
+        "95.0 % (0 lost, 0 won)"
+    )
+    both = [*runs[:2], answered("1" * 18 + "01", **INT4)]
+    why = blind(_Given(*both), EXPERIMENT, "S1")  # type: ignore[arg-type]
+    assert why.startswith("2 of 2 controls show no loss beyond noise on equations either: ")
+    assert "all experts in int4 95.0 → 95.0 % (1 lost, 1 won)" in why
+    assert "; " in why

@@ -1,22 +1,26 @@
 """Costs of reproductions: their cells, what one takes, and the time of all of them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moebench.harness.reproduce import costs as module
 from moebench.harness.reproduce.bands import Bands
-from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims
-from moebench.harness.reproduce.costs import Meter, Step, steps
+from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
+from moebench.harness.reproduce.costs import Meter, Step, costs_of, steps, work
 from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.reproduce.expected import guess
 from moebench.harness.reproduce.ranges import PLACES
-from moebench.harness.sweep.estimate import START_S
+from moebench.harness.sweep.estimate import START_S, run_seconds
+from moebench.harness.sweep.forecast import LIVE, counts_of
 from moebench.harness.sweep.progress import Unseen
 from moebench.harness.sweep.worker import Failed, Job
 from moebench.results.claims import Band, ClaimResult, Measured, PaperResult, Point, Range, Verdict
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
+from moebench.substrate.errors import IntegrityError, UsageError
 from tests.results.documents import document
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -193,3 +197,128 @@ def _opened() -> Any:
     from contextlib import nullcontext
 
     return nullcontext(Unseen())
+
+
+class Clock:
+    """Clocks of a process, of its workers and of the wall, which a test sets."""
+
+    def __init__(self) -> None:
+        self.cpu = self.wall = self.workers = 0.0
+
+    def process_time(self) -> float:
+        return self.cpu
+
+    def monotonic(self) -> float:
+        return self.wall
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(module, "_workers_s", lambda: made.workers)
+    monkeypatch.setattr(module, "speed_s", lambda: 0.123456)
+    monkeypatch.setattr(module, "work", lambda jobs: float(len([*jobs])))
+    return made
+
+
+def test_costs_of_cells_are_their_share_of_the_workers_time(
+    evidence: Evidence, clock: Clock
+) -> None:
+    """Cells of 30 and 10 s of wall time took 20 s of the workers: half of each."""
+    clock.cpu, clock.workers = 100.0, 5.0
+    meter, bare = Meter(_cpu=100.0), paper(needs=(Experiment("bare", CELLS),))
+    (made,) = steps([bare], evidence, {})
+    with meter.watched(_opened()) as board:
+        for job, taken in zip(made.jobs, (30, 10), strict=True):
+            board.started(0, job)
+            clock.wall += taken
+            board.ended(0, job, Failed("no", None))
+    assert list(meter.cells.values()) == [30, 10]
+
+    # Of this process's 9 s, 4 were its claims' and 2 an exhibit's that failed.
+    def slow(evidence: Evidence) -> Measured:
+        clock.cpu += 4
+        return found()
+
+    def failing(evidence: Evidence) -> Any:
+        clock.cpu += 2
+        raise ZeroDivisionError
+
+    whole = PaperClaims("smoe", "SMoE", (
+        replace(bare.claims[0], measure=slow), replace(bare.claims[0], id="S-2", measure=None),
+    ), (Show(failing),))  # fmt: skip
+    timed = meter.timed(whole)
+    assert timed.claims[1].measure is None
+    assert timed.claims[0].measure is not None
+    assert timed.claims[0].measure(evidence) == found()
+    with pytest.raises(ZeroDivisionError):
+        timed.exhibits[0].make(evidence)
+    assert meter.own == {"smoe": 6}
+    clock.cpu += 3
+    clock.workers += 20
+    other = PaperClaims("daop", "DAOP", ())
+    kept = meter.costs([bare, other], evidence, [], {})
+    assert kept["smoe"] == {
+        "speed_s": 0.1235, "own_s": {"full": 7.5}, "experiments": {"bare": {"full": [2, 10, 2]}},
+    }  # fmt: skip
+    assert kept["daop"]["own_s"] == {"full": 1.5}
+    assert kept["daop"]["experiments"] == {}
+
+
+def test_an_experiment_of_which_half_of_the_cells_ran_has_new_costs(
+    evidence: Evidence, clock: Clock
+) -> None:
+    """Without workers' time, or with more than the wall's, a cell takes its wall time."""
+    bare = paper(needs=(Experiment("bare", CELLS),))
+    (made,) = steps([bare], evidence, {})
+    known = costs(bare={"full": [2, 30.0, 1.0], "quick": [2, 3.0, 1.0]})
+    one = Meter(cells={made.jobs[0].cell_id: 8.0}, _cpu=0.0, _workers=0.0)
+    for workers in (0.0, 80.0):
+        clock.workers = workers
+        kept = one.costs([bare], evidence, [], known)["smoe"]
+        assert kept["experiments"]["bare"] == {"full": [1, 8.0, 2], "quick": [2, 3.0, 1.0]}
+    # Cells ran, so that the process's time is new; that of --quick stays.
+    assert kept["own_s"] == {"quick": 8.0, "full": 0.0}
+    three = {**CELLS, "product": {"system": ["smoe", "moe-ondemand", "accelerate"]}}
+    more = paper(needs=(Experiment("bare", three),))
+    kept = one.costs([more], replace(evidence, _jobs={}), [], known)["smoe"]
+    assert kept["experiments"]["bare"]["full"] == [2, 30.0, 1.0]
+    again = Meter().costs([bare], evidence.moved({}), [], known)["smoe"]
+    assert again["own_s"] == {"quick": 8.0}, "no cell ran"
+
+
+def test_work_is_the_mean_of_cells_by_the_constants() -> None:
+    """A recorded cell is replayed, which has constants of its own."""
+    live = Job("a", SPEC, "")
+    longer = Job("b", SPEC.model_copy(update={"new_tokens": 20}), "")
+    each = [work([one]) for one in (live, longer)]
+    assert each[0] < each[1]
+    assert work([live, longer]) == pytest.approx(sum(each) / 2, abs=1e-4)
+    assert each[0] == round(run_seconds(counts_of(SPEC), LIVE), 4)
+
+
+def test_costs_that_are_none_are_empty() -> None:
+    nothing_known = {"own_s": {}, "experiments": {}}
+    assert costs_of(None) == nothing_known
+    (result,) = earlier(Verdict.REPRODUCED, provenance={"costs": "broken"}).values()
+    assert costs_of(result) == nothing_known
+    (result,) = costs().values()
+    assert costs_of(result)["own_s"] == {"quick": 8.0}
+
+
+def test_a_defect_of_ours_stops_the_estimate(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(error: Exception) -> Any:
+        def jobs(self: Evidence, experiment: Experiment) -> Any:
+            raise error
+
+        return jobs
+
+    bare = paper(needs=(Experiment("bare", CELLS),))
+    monkeypatch.setattr(Evidence, "jobs", refused(UsageError("no data")))
+    assert list(steps([bare], evidence, {})) == []
+    monkeypatch.setattr(Evidence, "jobs", refused(IntegrityError("a sum is negative")))
+    with pytest.raises(IntegrityError):
+        list(steps([bare], evidence, {}))

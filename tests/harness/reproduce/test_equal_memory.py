@@ -67,3 +67,25 @@ def test_a_system_that_cannot_run_has_no_row_and_no_run_at_all_is_said(
     }  # fmt: skip
     evidence.store.put(found, cell=(job.cell_id, spec))
     assert [one["run_id"] for one in evidence.present(SETTINGS)] == [job.cell_id]
+
+
+def test_the_table_holds_the_runs_of_settings_and_of_whole_cards(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its badge is the lower of both, and its words are of the first run."""
+    sizes = {"prompts": 3, "new_tokens": 24, "software": "lean"}
+    card = {"setting": None, "model": "mixtral-8x22b", "machine": "a5000@duoserve"}
+    given = {
+        SETTINGS.name: Runs([run("smoe", 80, 45.5, **sizes) | {"badge": "datasheet"}]),
+        CARDS.name: Runs([run("acc", 9, 23, **card)]),
+    }
+    monkeypatch.setattr(Evidence, "present", lambda self, experiment: given[experiment.name])
+    found = EQUAL_MEMORY.make(evidence)
+    assert [(row["setting"], row["system"], row["memory_gb"]) for row in found.rows] == [
+        ("S3", "smoe", 45.5), ("U3", "acc", 23),
+    ]  # fmt: skip
+    assert found.badge == "estimate"
+    assert found.note.startswith("batch 1, 3 prompts of 24 new tokens, lean software; ")
+    fields = [axis.field for axis in found.columns]
+    assert sorted(fields) == sorted(found.rows[0])
+    assert EQUAL_MEMORY.needs == (SETTINGS, CARDS)

@@ -1,11 +1,17 @@
 """Selection and averaging of figures from stored runs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
-from moebench.harness.reproduce.evidence import MissingEvidenceError, Runs
+from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
+from moebench.results.store import Store
+from moebench.substrate.choices import DEFAULT_SOFTWARE
+from moebench.substrate.errors import InputError
+from moebench.substrate.machines.profile import load_profile, machine_with
+from moebench.substrate.machines.profile_ranges import number_at, uncertain
 
 
 def run(
@@ -100,3 +106,49 @@ def test_a_figure_of_each_seed_and_its_interval() -> None:
     low, high = stats.t.interval(0.95, 1, sum(samples) / 2, stats.sem(samples))
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-4)
     assert (found.badge, found.conditions) == ("estimate", "one setting")
+
+
+def test_evidence_that_is_changed_or_moved_is_quick_and_its_own(tmp_path: Path) -> None:
+    of = Evidence(Store(tmp_path), None, tmp_path, quick=False)
+    of._seen.append("a")
+    of._jobs["x"] = []
+    of._read["x"] = Runs([])
+    changed, moved = of.changed({"software": "lean"}), of.moved({"link.pinned_h2d": 1.0})
+    assert (changed.quick, changed.changes, changed.numbers) == (True, {"software": "lean"}, {})
+    assert (moved.quick, moved.changes, moved.numbers) == (True, {}, {"link.pinned_h2d": 1.0})
+    again = changed.moved({"link.pinned_h2d": 0.5})
+    assert (again.changes, again.numbers) == ({"software": "lean"}, {"link.pinned_h2d": 0.5})
+    for one in (changed, moved):
+        assert (one._jobs, one._read, one._seen) == ({}, {}, [])
+        assert one.planned is of.planned
+        assert one._jobs is not of._jobs
+    watched = of.watched()
+    assert (watched.used, watched.quick, watched._jobs) == ((), False, of._jobs)
+    of._seen.extend(["b", "a"])
+    assert of.used == ("a", "b")
+
+
+def test_a_machine_has_the_numbers_of_their_places(tmp_path: Path) -> None:
+    """Places whose value is the profile's own leave its name."""
+    of = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    assert of.machine("a6000") == "a6000"
+    assert of.moved({"no.such": 1.0}).machine("a6000") == "a6000"
+    known = uncertain(load_profile("a6000", DEFAULT_SOFTWARE))
+    others = 0
+    for number in known:
+        assert of.moved({number.field: 0.0}).machine("a6000") == "a6000"
+        for place in (-1.0, 1.0):
+            value = number_at(number, place)
+            moved = of.moved({number.field: place}).machine("a6000")
+            own = value == number.number.value
+            assert moved == machine_with("a6000", {} if own else {number.field: value})
+            others += moved != "a6000"
+    assert others > len(known)
+
+
+def test_recordings_need_a_data_folder(tmp_path: Path) -> None:
+    without = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    with pytest.raises(MissingEvidenceError, match="recordings lie in a data folder; give --data-"):
+        without.recordings("olmoe-1b-7b")
+    with pytest.raises(InputError, match="no recorded routing of olmoe-1b-7b"):
+        Evidence(Store(tmp_path), tmp_path, tmp_path, quick=True).recordings("olmoe-1b-7b")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moebench.harness.reproduce import run_claims
 from moebench.harness.reproduce.bands import Bands
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
 from moebench.harness.reproduce.evidence import Evidence, Experiment
@@ -377,3 +378,73 @@ def test_paper_result_holds_title_and_provenance(bench: Bench) -> None:
     found = bench.paper(PaperClaims("smoe", "SMoE", (claim("B", mean, ONE),)), quick=True)
     assert (found.paper, found.title, found.quick) == ("smoe", "SMoE", True)
     assert found.provenance.keys() == {"versions", "commit", "code_hash", "created", "wall_s"}
+
+
+def test_a_table_of_no_paper_is_made_of_its_own_cells(bench: Bench) -> None:
+    shop = ExecutionContext(
+        lambda local: Made(bench.fails, bench.sent), bench.board, bench.said.append
+    )
+    made = run_claims.exhibit(table(ONE), bench.evidence, shop)
+    assert made is not None
+    assert len(made.rows) == len(made.runs) == 3
+    assert len(bench.sent) == 3
+    assert run_claims.exhibit(table(NO_DATA), bench.evidence, shop) is None
+    assert [line.split(":")[0] for line in bench.said] == ["no data", "left out"]
+
+
+def test_a_defect_of_ours_is_no_missing_evidence(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*of: Any) -> Any:
+        raise IntegrityError("a sum is negative")
+
+    shop = ExecutionContext(
+        lambda local: Made(bench.fails, bench.sent), bench.board, bench.said.append
+    )
+    with pytest.raises(IntegrityError):
+        run_claims.exhibit(Show(broken), bench.evidence, shop)
+    with pytest.raises(IntegrityError):
+        bench.claims(claim("A", mean, ONE, control=broken))
+    monkeypatch.setattr(Evidence, "jobs", broken)
+    with pytest.raises(IntegrityError):
+        bench.claims(claim("A", mean, ONE))
+
+
+def test_a_ratio_without_a_denominator_is_not_measurable(bench: Bench) -> None:
+    def none(evidence: Evidence) -> Measured:
+        raise ZeroDivisionError("division by zero")
+
+    (found,) = bench.claims(claim("A", none))
+    assert (found.verdict, found.measured, found.reason) == (
+        Verdict.NOT_MEASURABLE, None, "division by zero",
+    )  # fmt: skip
+    (turned,) = bench.claims(claim("A", mean, ONE, turns=lambda evidence: "at a half"))
+    assert turned.turns == "at a half"
+    assert len(turned.runs) == 3
+
+
+def test_a_claim_moves_with_numbers_if_it_was_judged_on_runs() -> None:
+    def result(verdict: Verdict, badge: str | None = "estimate") -> ClaimResult:
+        measured = None if badge is None else Measured.of([1], badge)
+        return ClaimResult(
+            id="A", place="", statement="", paper=1, unit="%", reproduced=None, direction=None,
+            why="", measured=measured, verdict=verdict,
+        )  # fmt: skip
+
+    movable = {v for v in Verdict if run_claims._movable(result(v))}
+    assert movable == {
+        Verdict.REPRODUCED, Verdict.DIRECTION_ONLY, Verdict.NO_EFFECT, Verdict.NOT_REPRODUCED,
+    }  # fmt: skip
+    assert not run_claims._movable(result(Verdict.REPRODUCED, "counted"))
+    assert not run_claims._movable(result(Verdict.REPRODUCED, None))
+
+
+def test_cells_of_claims_and_tables_are_run_once(bench: Bench) -> None:
+    """Two of the four cells of one sweep are among the three of the other."""
+    paper = PaperClaims("smoe", "SMoE", (claim("A", mean, ONE),), (table(PAIR), table(ONE)))
+    jobs = run_claims.cells_of([paper, paper], bench.evidence)
+    assert len({job.cell_id for job in jobs}) == len(jobs) == 5
+    found = run_claims.sweeps(paper)
+    assert sorted(found) == sorted([ONE.name, PAIR.name])
+    assert found[ONE.name].cells == ONE.cells
+    assert found[ONE.name].quick == ONE.plan(True, {})

@@ -184,3 +184,132 @@ def test_a_document_and_a_table() -> None:
     assert "| TPOT (ms) | 6.00 | 9.00 | +3 | +3 to +3 |" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert widths == {6}
+
+
+def test_sums_of_a_batch_are_what_times_are_means_of() -> None:
+    times = [TokenSample(0, 0, 5 * 10**6, None), TokenSample(0, 1, 2 * 10**6, None),
+             TokenSample(1, 1, 3 * 10**6, None), TokenSample(0, 2, 4 * 10**6, None)]  # fmt: skip
+    first, _ = both()
+    assert pair.shares("tpot_ms", first, times) == [(6, 2), (3, 1)]
+    assert pair.shares("ttft_ms", first, times) == [(5, 1)]
+    assert pair.shares("tpot_ms", first, times[:1]) is None
+    assert pair.shares("tpot_ms", first, None) is None
+    # Of questions: KL of decoded tokens, tokens that agree in percent, and scores of one each.
+    assert pair.shares("kl", first) == [(0.2, 2), (0.4, 2), (0.0, 2)]
+    assert pair.shares("agreement", first) == [(200, 2), (100, 2), (200, 2)]
+    assert pair.shares("score", first) == [(100, 1), (0, 1), (100, 1)]
+    assert pair.shares("energy_j", first) is None
+    first["accuracy"]["items"]["kl"][1] = None
+    assert pair.shares("kl", first) is None
+    del first["accuracy"]["items"]
+    assert pair.shares("score", first) is None
+
+
+def test_one_question_has_no_interval() -> None:
+    first, second = both()
+    for one in (first, second):
+        one["spec"]["prompts"] = 1
+    found = pair.compare(first, second, (samples(TIMES[:1]), samples(TIMES[:1], later=2)))
+    change = found.figures[0].change
+    assert (change.value, change.low, change.n) == (2, None, 1)
+    assert pair.lines(found)[0] == ["TPOT (ms)", "5.00", "7.00", "+2", "one question"]
+    assert pair.over(found) == "95 % t intervals over questions: the 1 that both read, in pairs"
+    for one in (first, second):
+        one["spec"]["batch"] = 2
+    found = pair.compare(first, second, (None, None))
+    assert "over questions (of times, over batches): " in pair.over(found)
+
+
+def test_rows_are_figures_then_parts_of_a_step_then_counts_of_a_token() -> None:
+    first, second = both(evict="score")
+    second["metrics"]["experts"]["decode"]["in_flight"] = 12
+    second["metrics"]["decode"]["bytes_disk"] = 3_000_000
+    found = pair.compare(first, second, (samples(), samples(later=3)))
+    rows = {line[0]: line[1:] for line in pair.lines(found)}
+    assert rows["device waits for load (ms a step)"] == ["1", "4", "+3", ""]
+    assert rows["active experts (a token)"] == ["10", "10", "+0", ""]
+    # A run without the count has a dash, and counts as nothing.
+    assert rows["on their way in time (a token)"] == ["–", "2", "+2", ""]
+    assert rows["MB from the disk (a token)"] == ["0", "0.5", "+0.5", ""]
+    assert rows["MB over the link (a token)"] == ["10", "10", "+0", ""]
+    assert rows["ms of the link (a token)"] == ["2", "2", "+0", ""]
+    assert "prefetches (a token)" not in rows
+    order = [title.rpartition(" (")[2] for title in rows]
+    assert order.index("ms a step)") < order.index("a token)")
+    assert order[-1] == "a token)"
+    plain = pair.document(found)
+    parts = {part["title"]: part for part in plain["ms_a_step"]}
+    assert parts["device waits for load"] == {
+        "title": "device waits for load", "first": 1, "second": 4, "change": 3,
+    }  # fmt: skip
+    assert plain["a_token"][0] == {
+        "title": "active experts", "first": 10, "second": 10, "change": 0,
+    }  # fmt: skip
+    assert (plain["first"], plain["second"], plain["paired"]) == ("id-a", "id-b", True)
+    assert plain["over"] == pair.over(found)
+    assert plain["decisions"] == {"evict": ["lru", "score"]}
+    assert plain["differing"] == {}
+    assert plain["workload"] == first["spec"]["workload"]
+    assert len(plain["badges"]) == 2
+
+
+def test_steps_without_samples_are_tokens_over_the_batch() -> None:
+    """Twelve tokens in batches of two are six steps, and six in one batch."""
+    first, second = both()
+    assert pair._steps(first, None) == 6
+    assert pair._steps(first, samples()) == 6
+    second["spec"]["batch"] = 2
+    assert pair._steps(second, None) == 3
+    second["spec"]["batch"] = None
+    assert pair._steps(second, None) == 6
+    del second["metrics"]["decoded_tokens"]
+    assert pair._steps(second, None) == 0
+    found = pair.compare(first, second, (None, None), ["batch"])
+    parts = {part.title: (part.first, part.second) for part in found.times}
+    assert parts["device computes"] == (4, None)
+
+
+def test_a_run_that_decoded_nothing_has_no_sentence_about_time() -> None:
+    first, second = both()
+    second["metrics"]["tpot_ms"] = None
+    found = pair.compare(first, second, (None, None))
+    assert pair.sentence(found) == "a [id-a] and b [id-b]: one of them decoded nothing."
+
+
+def test_small_parts_are_no_cause_and_the_largest_comes_first() -> None:
+    """Of 3 ms more, 0.25 ms are less than a tenth; control takes less time, not more."""
+    first = document("a", {"load": 6.0, "disk": 6.0, "host": 6.0, "control": 6.0})
+    second = document("b", {"load": 12.0, "disk": 18.0, "host": 7.5, "control": 0.0},
+                      evict="score", place="by-use")  # fmt: skip
+    second["spec"]["overrides"] = {"b": "2", "a": "1"}
+    found = pair.compare(first, second, (samples(), samples(later=3)))
+    assert pair.sentence(found) == (
+        "b a=1 b=2 [id-b] takes 3 ms more a token than a [id-a] (1.50×): device waits for disk "
+        "+2 ms; device waits for load +1 ms.  They differ in place (by-id → by-use), evict (lru → "
+        "score)."
+    )
+    # The other way round the first run is the slow one.
+    turned = pair.compare(second, first, (samples(later=3), samples()))
+    assert (
+        "takes 3 ms more a token than a [id-a] (1.50×): device waits for disk +2 ms; device "
+        in (pair.sentence(turned))
+    )
+
+
+def test_options_that_are_no_decisions_are_told_if_nothing_else_differs() -> None:
+    first, second = both(alpha="0.3", window="2")
+    found = pair.compare(first, second, (samples(), samples(later=3)))
+    assert pair.sentence(found).endswith("  They differ in alpha (- → 0.3), window (- → 2).")
+    other = pair.compare(*both(alpha="0.3", evict="score"), (samples(), samples(later=3)))
+    assert pair.sentence(other).endswith("  They differ in evict (lru → score).")
+
+
+def test_a_title_names_the_place() -> None:
+    first, second = both()
+    found = pair.compare(first, second, (None, None))
+    assert pair.place_of(found) == "S3, gsm8k, batch 1"
+    for one in (first, second):
+        one["spec"]["setting"] = None
+    found = pair.compare(first, second, (None, None))
+    assert pair.place_of(found) == "qwen2-57b-a14b on a6000, gsm8k, batch 1"
+    assert pair.markdown(found).startswith("### qwen2-57b-a14b on a6000, gsm8k, batch 1\n\na ")

@@ -4,9 +4,13 @@ The trackers' own offline modes are read back: Weights & Biases' file of records
 """
 
 import json
+import os
 import struct
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -332,3 +336,239 @@ def test_a_project_that_wandb_refuses_is_one_line() -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: make test-trackers")
     with pytest.raises(InputError, match="--wandb a#b: Invalid project name"):
         write_wandb(tracked([run()]), "a#b", unseen)
+
+
+# ----------------------------------------------------------------------------- without the packages
+
+
+def made(run_id: str = "abc", **of: Any) -> TrackedRun:
+    given: dict[str, Any] = {
+        "name": "smoe S3", "config": {"spec": {"system": "smoe", "prompts": 4, "none": None}},
+        "metrics": {"tpot_ms": 1.5, "a/b": 2.0}, "tags": {"badge": "estimate", "commit": "c0ffee"},
+        "ended": 1000.25, "wall_s": 10.0,
+    }  # fmt: skip
+    return TrackedRun(run_id=run_id, **(given | of))
+
+
+class FakeClient:
+    """A client of MLflow whose experiments and runs are lists; it notes what it is told."""
+
+    experiments: dict[str, str]
+    runs: list[Any]
+    told: list[Any]
+
+    def __init__(self, tracking_uri: str) -> None:
+        self.told.append(("uri", tracking_uri))
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        number = self.experiments.get(name)
+        return None if number is None else SimpleNamespace(experiment_id=number)
+
+    def create_experiment(self, name: str) -> str:
+        self.experiments[name] = "7"
+        return "7"
+
+    def search_runs(self, experiments: list[str], query: str, max_results: int) -> list[Any]:
+        self.told.append(("search", experiments, query, max_results))
+        return [one for one in self.runs if f"= '{one.data.tags[trackers.RUN_ID]}'" in query]
+
+    def create_run(self, experiment: str, start: int, tags: dict[str, str], name: str) -> Any:
+        self.told.append(("create", experiment, start, dict(tags), name))
+        one = SimpleNamespace(
+            info=SimpleNamespace(run_id=f"m{len(self.runs)}"),
+            data=SimpleNamespace(tags=dict(tags), params={}),
+        )
+        self.runs.append(one)
+        return one
+
+    def log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any = ()) -> None:
+        self.told.append(("batch", run_id, list(metrics), list(params), list(tags)))
+        (one,) = (one for one in self.runs if one.info.run_id == run_id)
+        one.data.params.update(dict(params))
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:
+        (one,) = (one for one in self.runs if one.info.run_id == run_id)
+        one.data.tags[key] = value
+        self.told.append(("tag", run_id, key))
+
+    def set_terminated(self, run_id: str, status: str, at: int) -> None:
+        self.told.append(("end", run_id, status, at))
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
+    """Put a module in MLflow's place whose entities are tuples."""
+
+    class Client(FakeClient):
+        pass
+
+    class MlflowException(Exception):
+        pass
+
+    Client.experiments, Client.runs, Client.told = {}, [], []
+
+    def entity(*values: Any) -> tuple[Any, ...]:
+        return values
+
+    modules = {
+        "mlflow": {"MlflowClient": Client},
+        "mlflow.exceptions": {"MlflowException": MlflowException},
+        "mlflow.entities": {"Metric": entity, "Param": entity, "RunTag": entity},
+    }
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "sqlalchemy.exc", None)
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(trackers, "time", SimpleNamespace(time=lambda: 5000.5))
+    return Client
+
+
+def told(client: type[FakeClient], what: str) -> list[Any]:
+    return [one[1:] for one in client.told if one[0] == what]
+
+
+def test_a_new_run_of_mlflow_ends_when_it_did_and_began_before(client: type[FakeClient]) -> None:
+    steps: list[tuple[int, int]] = []
+    one = made(config={"spec": {"system": "x" * 7000}, **{f"k{n}": n for n in range(205)}})
+    assert write_mlflow([one], "uri", lambda *step: steps.append(step)) == 1
+    assert steps == [(0, 1), (1, 1)]
+    assert client.experiments == {"moebench": "7"}
+    assert told(client, "uri") == [("uri",)]
+    assert told(client, "search") == [(["7"], "tags.`moebench.run_id` = 'abc'", 1)]
+    assert told(client, "create") == [("7", 990250, {"moebench.run_id": "abc"}, "smoe S3")]
+    assert told(client, "end") == [("m0", "FINISHED", 1000250)]
+    assert told(client, "tag") == [("m0", "moebench.content")]
+    assert [one[0] for one in client.told[-2:]] == ["tag", "end"]
+    first, *rest = told(client, "batch")
+    assert first == (
+        "m0", [("tpot_ms", 1.5, 1000250, 0), ("a_b", 2.0, 1000250, 0)], [],
+        [("moebench.badge", "estimate"), ("moebench.commit", "c0ffee"),
+         ("mlflow.source.git.commit", "c0ffee")],
+    )  # fmt: skip
+    assert [len(params) for _, _, params, _ in rest] == [100, 100, 6]
+    assert all(metrics == tags == [] for _, metrics, _, tags in rest)
+    params = dict(param for _, _, params, _ in rest for param in params)
+    assert params["k0"] == "0"
+    assert len(params["spec.system"]) == 6000
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert os.environ["MLFLOW_LOGGING_LEVEL"] == "WARNING"
+
+
+def test_a_changed_run_of_mlflow_gets_new_values_and_no_second_run(
+    client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    client.experiments["mine"] = "9"
+    both = [made("abc"), made("def", ended=None, tags={"badge": "y" * 9000})]
+    assert write_mlflow(both, "uri", unseen) == 2
+    assert client.experiments == {"mine": "9"}, "no experiment is added"
+    assert told(client, "create")[1] == ("9", 4990500, {"moebench.run_id": "def"}, "smoe S3")
+    assert told(client, "end")[1] == ("m1", "FINISHED", 5000500)
+    assert told(client, "batch")[2][3] == [("moebench.badge", "y" * 5000)]
+    assert write_mlflow(both, "uri", unseen) == 0, "both are there with equal content"
+
+    client.told.clear()
+    changed = made(metrics={"tpot_ms": 9.0}, config={"spec": {"system": "other", "alpha": 1}})
+    assert write_mlflow([changed, both[1]], "uri", unseen) == 1
+    assert told(client, "create") == []
+    batches = told(client, "batch")
+    assert batches[0][:3] == ("m0", [("tpot_ms", 9.0, 5000500, 0)], [])
+    assert batches[1:] == [("m0", [], [("spec.alpha", "1")], [])], "a parameter cannot change"
+    assert told(client, "end") == [("m0", "FINISHED", 1000250)]
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"), [(OSError("no disk\nat all"), "no disk"), (OSError(" "), "OSError")]
+)
+def test_a_server_that_fails_is_named_in_one_line(
+    client: type[FakeClient], monkeypatch: pytest.MonkeyPatch, raised: Exception, reason: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(client, "get_experiment_by_name", fails)
+    with pytest.raises(InputError) as found:
+        write_mlflow([made()], "http://x", unseen)
+    assert str(found.value) == f"--mlflow http://x: {reason}"
+    raised = sys.modules["mlflow.exceptions"].MlflowException("refused\nlater")
+    monkeypatch.setattr(client, "get_experiment_by_name", fails)
+    with pytest.raises(InputError, match=r"--mlflow http://x: refused$"):
+        write_mlflow([made()], "http://x", unseen)
+
+
+class FakeWandb(ModuleType):
+    """A module in the place of wandb that notes what it is told."""
+
+    def __init__(self, folder: Path, offline: bool) -> None:
+        super().__init__("wandb")
+        self.told: list[Any] = []
+        self.given: list[dict[str, Any]] = []
+        self.errors = SimpleNamespace(Error=type("Error", (Exception,), {}))
+        self.Settings = lambda **settings: settings
+        self.folder, self.offline = folder, offline
+
+    @contextmanager
+    def init(self, **given: Any) -> Iterator[Any]:
+        self.given.append(given)
+        yield SimpleNamespace(
+            log=lambda metrics, step: self.told.append(("log", metrics, step)),
+            summary=SimpleNamespace(update=lambda values: self.told.append(("summary", values))),
+            dir=str(self.folder / "wandb" / "offline-run-1" / "files"), offline=self.offline,
+        )  # fmt: skip
+        self.told.append("end")
+
+    def teardown(self) -> None:
+        self.told.append("teardown")
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_run_of_wandb_holds_what_is_stored_alone(
+    offline: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = FakeWandb(tmp_path, offline)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.delenv("WANDB_ERROR_REPORTING")
+    steps: list[tuple[int, int]] = []
+    tags = {"times": "simulated", "badge": "simulated", "commit": "c" * 70, "created": "now"}
+    runs = [made("abc", tags=tags), made("def")]
+    found = write_wandb(runs, "me/moe", lambda *step: steps.append(step))
+    assert found == (tmp_path / "wandb" if offline else None)
+    assert steps == [(0, 2), (1, 2), (2, 2)]
+    one, other = fake.given
+    settings = one.pop("settings")
+    assert one == {
+        "project": "moe", "entity": "me", "id": "abc", "resume": "allow", "name": "smoe S3",
+        "config": {**runs[0].config, "moebench": tags}, "tags": ["simulated", "c" * 64],
+    }  # fmt: skip
+    assert (other["id"], other["tags"]) == ("def", ["estimate", "c0ffee"])
+    on = {"silent", "disable_git", "x_disable_stats", "x_disable_meta", "x_disable_machine_info"}
+    assert {key for key, value in settings.items() if value is True} == on
+    assert {key for key, value in settings.items() if value is False} == {
+        "save_code", "x_save_requirements",
+    }  # fmt: skip
+    assert (settings["console"], settings["host"]) == ("off", "moebench")
+    values = runs[0].metrics
+    assert fake.told[:3] == [("log", values, 0), ("summary", values), "end"]
+    assert fake.told[-1] == "teardown"
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
+
+
+def test_a_project_without_entity_is_the_accounts_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = FakeWandb(tmp_path, offline=True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    write_wandb([made()], "moe", unseen)
+    assert (fake.given[0]["project"], fake.given[0]["entity"]) == ("moe", None)
+
+    def refuses(**_: object) -> None:
+        raise fake.errors.Error("Invalid project name\nand more")
+
+    monkeypatch.setattr(fake, "init", refuses)
+    with pytest.raises(InputError) as found:
+        write_wandb([made()], "moe", unseen)
+    assert str(found.value) == "--wandb moe: Invalid project name"

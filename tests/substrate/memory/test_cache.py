@@ -474,3 +474,48 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCache = CacheMachine.TestCase
 TestCache.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+
+
+def test_what_is_wrong_with_slots_is_found():
+    def made() -> ExpertCache:
+        cache = cache_of(3, layers=1)
+        for key in (0, 1):
+            cache.claim(key, None)
+            cache.arrive(key, 5)
+        cache.check_integrity()
+        return cache
+
+    cache = made()
+    cache._pools[0].free.append(cache.slot_of(0))
+    with pytest.raises(IntegrityError, match="slots are lost or owned twice"):
+        cache.check_integrity()
+    cache = made()
+    cache._pools[0].free.clear()
+    with pytest.raises(IntegrityError, match="slots are lost or owned twice"):
+        cache.check_integrity()
+    cache = made()
+    cache._owner_of[cache.slot_of(0)] = 1
+    with pytest.raises(IntegrityError, match="a slot's owner does not know it"):
+        cache.check_integrity()
+    cache = made()
+    cache._pools[0].flags[2] = True
+    with pytest.raises(IntegrityError, match="a pinned or absent expert counts as evictable"):
+        cache.check_integrity()
+    cache = made()
+    cache._ready_ns[2] = 7
+    with pytest.raises(IntegrityError, match="an expert without a slot counts as resident"):
+        cache.check_integrity()
+
+
+def test_slots_that_cannot_be_given_are_refused():
+    cache = cache_of(2, layers=1)
+    cache.claim(0, None)
+    with pytest.raises(IntegrityError, match="expert 0 already has a slot"):
+        cache.claim(0, None)
+    with pytest.raises(IntegrityError, match="expert 2 cannot be evicted: not resident, or in use"):
+        cache.claim(1, 2)
+    cache.claim(1, None)
+    with pytest.raises(IntegrityError, match="expert 2 was to have a free slot, its pool has none"):
+        cache.claim(2, None)
+    with pytest.raises(IntegrityError, match="expert 2 has no slot to let go"):
+        cache.let_go(2, computation(cache, 2, 5))

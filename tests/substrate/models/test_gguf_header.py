@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.models.catalogue import model_shape
-from moebench.substrate.models.gguf_header import BLOCKS, MOST_STRINGS, Skipped, read_header
+from moebench.substrate.models.gguf_header import BLOCKS, MOST_STRINGS, Header, Skipped, read_header
 from moebench.substrate.models.gguf_shape import read_gguf
 from moebench.substrate.models.shape import GateKind, ModelShape
 from tests.substrate.models.gguf_files import Kind, tensors, write_gguf
@@ -341,3 +341,178 @@ def test_models_without_experts_are_refused(tmp_path: Path) -> None:
     writer.write_ti_data_to_file()
     writer.close()
     assert "has no routed experts (architecture 'llama')" in refused(path)
+
+
+# ----------------------------------------------------------------------------- bytes by hand
+
+
+def packed(order: str, *values: tuple[bytes, int, bytes], infos: bytes = b"", tensors: int = 0,
+           version: int = 3) -> bytes:  # fmt: skip
+    """Return a header: values as key, number of the type and bytes, then tensors."""
+    content = b"GGUF" + struct.pack(f"{order}IQQ", version, tensors, len(values))
+    for key, kind, raw in values:
+        content += struct.pack(f"{order}Q", len(key)) + key + struct.pack(f"{order}I", kind) + raw
+    return content + infos
+
+
+def info(name: bytes, dims: tuple[int, ...], kind: int, offset: int) -> bytes:
+    """Return the entry of a tensor."""
+    return struct.pack(f"<Q{len(name)}sI{len(dims)}QIQ", len(name), name, len(dims), *dims, kind,
+                       offset)  # fmt: skip
+
+
+def read(tmp_path: Path, content: bytes, name: str = "m.gguf") -> Header:
+    (tmp_path / name).write_bytes(content)
+    return read_header(tmp_path / name)
+
+
+def says(tmp_path: Path, content: bytes) -> str:
+    with pytest.raises(CheckpointError) as found:
+        read(tmp_path, content)
+    return str(found.value).removeprefix(f"{tmp_path / 'm.gguf'}: ")
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_values_of_all_types(order: str, version: int, tmp_path: Path) -> None:
+    """A number has the bytes of its type, a text its length before it; 1e-6 is not 9.99...e-7."""
+    numbers = {0: ("B", 200), 1: ("b", -2), 2: ("H", 60_000), 3: ("h", -300), 4: ("I", 2**31),
+               5: ("i", -(2**20)), 6: ("f", 1e-6), 7: ("?", True), 10: ("Q", 2**60),
+               11: ("q", -(2**60)), 12: ("d", 0.1)}  # fmt: skip
+    values = [(f"k{kind}".encode(), kind, struct.pack(order + code, value))
+              for kind, (code, value) in numbers.items()]  # fmt: skip
+    values += [
+        (b"text", 8, struct.pack(f"{order}Q2s", 2, "π".encode())),
+        (b"list", 9, struct.pack(f"{order}IQ3h", 3, 3, 1, -1, 7)),
+        (b"none", 9, struct.pack(f"{order}IQ", 4, 0)),
+        (b"texts", 9, struct.pack(f"{order}IQQ1sQ2s", 8, 2, 1, b"a", 2, b"bc")),
+        (b"last", 4, struct.pack(f"{order}I", 5)),
+    ]
+    found = read(tmp_path, packed(order, *values, version=version)).values
+    assert found == {f"k{kind}": value for kind, (_, value) in numbers.items()} | {
+        "text": "π", "list": (1, -1, 7), "none": (), "texts": Skipped(2), "last": 5,
+    }  # fmt: skip
+
+
+def test_long_arrays_and_texts_are_skipped(tmp_path: Path) -> None:
+    """Ten thousand numbers and 65,535 bytes are read, one more is not."""
+
+    def array(count: int) -> bytes:
+        return struct.pack("<IQ", 0, count) + bytes(count)
+
+    def text(length: int) -> bytes:
+        return struct.pack("<Q", length) + b"x" * length
+
+    last = (b"last", 4, struct.pack("<I", 9))
+    kept = read(tmp_path, packed("<", (b"a", 9, array(10_000)), (b"t", 8, text(65_535)), last))
+    assert kept.values == {"a": (0,) * 10_000, "t": "x" * 65_535, "last": 9}
+    left = read(tmp_path, packed("<", (b"a", 9, array(10_001)), (b"t", 8, text(65_536)), last))
+    assert left.values == {"a": Skipped(10_001), "t": Skipped(65_536), "last": 9}
+
+
+def test_values_that_end_or_are_of_no_type_are_refused(tmp_path: Path) -> None:
+    ended = "ends inside its header (at byte "
+    for kind, raw in (
+        (4, b"abc"), (8, struct.pack("<Q", 9) + b"short"), (8, struct.pack("<Q", 70_000) + b"s"),
+        (9, struct.pack("<IQ", 0, 3) + b"ab"), (9, struct.pack("<IQ", 0, 10_001) + bytes(10_000)),
+        (9, struct.pack("<IQQ", 8, 1, 50) + b"text"), (9, struct.pack("<IQ", 8, 2**63)),
+    ):  # fmt: skip
+        content = packed("<", (b"k", kind, raw))
+        line = says(tmp_path, content)
+        if "claims" not in line:
+            assert line == f"{ended}{len(content)}); download it again", (kind, raw[:20])
+    assert says(tmp_path, packed("<", (b"k", 9, struct.pack("<IQ", 9, 1)))).startswith(
+        "array of unknown value type 9; "
+    )
+    assert says(tmp_path, packed("<", (b"k", 13, b""))).startswith("unknown value type 13")
+    one = (b"k", 0, b"1")
+    assert says(tmp_path, packed("<", one, one)) == (
+        "key 'k' is empty or there twice; download it again"
+    )
+    assert "key '' is empty or there twice" in says(tmp_path, packed("<", (b"", 0, b"1")))
+    assert says(tmp_path, packed("<", version=4)) == (
+        "GGUF version 4; allowed: 2 and 3; convert it again"
+    )
+
+
+def test_tensors_have_the_bytes_of_their_type_and_dimensions(tmp_path: Path) -> None:
+    infos = info(b"a", (64, 3), 2, 0) + info(b"b", (5,), 0, 128) + info(b"c", (), 1, 160)
+    infos += info(b"d", (256, 2, 2, 2), 14, 192)
+    found = read(tmp_path, packed("<", infos=infos, tensors=4)).tensors
+    assert [(t.name, t.dims, t.kind, t.size_bytes, t.weights) for t in found] == [
+        ("a", (64, 3), "q4_0", 6 * 18, 192), ("b", (5,), "f32", 20, 5), ("c", (), "f16", 2, 1),
+        ("d", (256, 2, 2, 2), "q6_k", 8 * 210, 2048),
+    ]  # fmt: skip
+
+
+def test_unknown_types_reach_to_the_next_tensor_or_the_end(tmp_path: Path) -> None:
+    """Data begin at a multiple of the alignment: 32, or what the header says."""
+    for align, value in ((32, None), (64, 64), (32, 0), (32, 2**21)):
+        values = []
+        if value is not None:
+            values = [(b"general.alignment", 4, struct.pack("<I", value))]
+        infos = info(b"a", (7,), 99, 0) + info(b"b", (7,), 0, 96) + info(b"c", (7,), 98, 128)
+        content = packed("<", *values, infos=infos, tensors=3)
+        data = -(-len(content) // align) * align
+        found = read(tmp_path, content.ljust(data, b"\0") + bytes(128 + 11)).tensors
+        assert [(t.kind, t.size_bytes) for t in found] == [
+            ("type 99", 96), ("f32", 28), ("type 98", 11),
+        ], value  # fmt: skip
+    line = says(tmp_path, content)
+    assert "tensor 'c' has the unknown type 98, and its data is not in the file" in line
+    assert line.endswith("; give the whole file")
+
+
+def test_impossible_tensors_are_refused(tmp_path: Path) -> None:
+    def of(*entries: bytes) -> str:
+        return says(tmp_path, packed("<", infos=b"".join(entries), tensors=len(entries)))
+
+    assert "tensor 'a' has 5 dimensions (most: 4)" in of(info(b"a", (1,) * 5, 0, 0))
+    assert "tensor '' has 1 dimensions" in of(info(b"", (1,), 0, 0))
+    for dims in ((0, 3), (2**40 + 1,), (2**26, 2**25)):
+        assert "tensor 'a' has impossible dimensions" in of(info(b"a", dims, 0, 0)), dims
+    assert "a tensor is there twice" in of(info(b"a", (1,), 0, 0), info(b"a", (2,), 0, 32))
+    assert (
+        "tensor 'a' has rows of 33 weights, not of whole q4_0 blocks of 32; download it again"
+        in of(info(b"a", (33, 2), 2, 0))
+    )
+    limits = read(tmp_path, packed("<", infos=info(b"a", (2**40, 2**10), 24, 0), tensors=1))
+    assert limits.tensors[0].size_bytes == 2**50
+
+
+def split(number: int, count: int, *names: bytes, total: int | None = None) -> bytes:
+    values = [(b"split.no", 2, struct.pack("<H", number)),
+              (b"split.count", 2, struct.pack("<H", count))]  # fmt: skip
+    if total is not None:
+        values.append((b"split.tensors.count", 5, struct.pack("<i", total)))
+    infos = b"".join(info(name, (2,), 0, 32 * n) for n, name in enumerate(names))
+    return packed("<", *values, (b"part", 0, bytes([number])), infos=infos, tensors=len(names))
+
+
+def test_parts_are_joined_with_the_values_of_the_first(tmp_path: Path) -> None:
+    one, two = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
+    one.write_bytes(split(0, 2, b"a", b"b", total=3))
+    two.write_bytes(split(1, 2, b"c"))
+    for part in (one, two):
+        header = read_header(part)
+        assert [t.name for t in header.tensors] == ["a", "b", "c"]
+        assert header.values["part"] == 0
+    two.write_bytes(split(1, 3, b"c"))
+    with pytest.raises(CheckpointError, match=r"00002-of-00002.gguf: its header says part 1 of 3 "):
+        read_header(one)
+    for content in (split(1, 2, b"a"), split(1, 2, b"c", b"d")):
+        two.write_bytes(content)
+        with pytest.raises(CheckpointError, match="parts of different files are mixed"):
+            read_header(one)
+    (tmp_path / "m-00001-of-00001.gguf").write_bytes(packed("<"))
+    assert read_header(tmp_path / "m-00001-of-00001.gguf").values == {}
+    for name, most in (
+        ("m-00000-of-00002", 2),
+        ("m-00001-of-99999", 10_000),
+        ("m-00003-of-00002", 2),
+    ):
+        with pytest.raises(CheckpointError, match=f"no such part; allowed: 1 to {most}$"):
+            read_header(tmp_path / f"{name}.gguf")
+    with pytest.raises(CheckpointError, match="one of 2 parts of a split file; name the parts"):
+        read(tmp_path, split(0, 2, b"a"))
+    assert [t.name for t in read(tmp_path, split(0, 1, b"a")).tensors] == ["a"]

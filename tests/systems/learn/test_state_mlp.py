@@ -4,10 +4,21 @@ from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.terms import RoutedSequence
-from moebench.systems.learn.state_mlp import StateMLPOptions, StateMLPs, targets, trained
+from moebench.systems.learn.state_mlp import (
+    StateMLPOptions,
+    StateMLPs,
+    _ahead,
+    _decoded,
+    _losses,
+    _recall,
+    _wrapped,
+    targets,
+    trained,
+)
 
 LAYERS, EXPERTS, K, WIDTH = 4, 8, 2, 8
 OPTIONS = StateMLPOptions(stride=2, width=32, tokens=4096, epochs=25, seed=0)
@@ -118,3 +129,50 @@ def test_too_little_to_learn_from_and_broken_artefacts(tmp_path):
     file.write_bytes(b"broken")
     with pytest.raises(InputError, match="remove it"):
         trained([text(2, 0), text(2, 1)], EXPERTS, options, tmp_path)
+
+
+def test_data_of_decoded_tokens_in_order():
+    """At most five tokens: three decoded ones of the first text, then two of a text without."""
+    ids = np.arange(5 * 2).reshape(5, 2, 1)
+    hidden = np.arange(5 * 2 * 3).reshape(5, 2, 3).astype(np.float16)
+    texts = [RoutedSequence(ids, 2, hidden_TLH=hidden), RoutedSequence(ids, 5, hidden_TLH=hidden),
+             RoutedSequence(ids, 0, hidden_TLH=hidden)]  # fmt: skip
+    found = _decoded(texts, 5)
+    assert [one.tolist() for one, _ in found] == [ids[2:].tolist(), ids[:2].tolist()]
+    assert [one.tolist() for _, one in found] == [hidden[2:].tolist(), hidden[:2].tolist()]
+    assert {one.dtype for pair in found for one in pair} == {np.dtype("i4"), np.dtype("f4")}
+
+
+def test_networks_learn_layers_further_on_and_the_next_token():
+    """Three layers: with a stride of two only the first has one further on; two wrap around."""
+    ids = np.arange(2 * 3).reshape(2, 3, 1)
+    hidden = np.arange(2 * 3 * 2).reshape(2, 3, 2)
+    texts = [(ids, hidden), (ids[:1], hidden[:1])]
+    ahead = _ahead(texts, 2)
+    assert ahead.x_MTH.tolist() == [[[0, 1], [6, 7], [0, 1]]]
+    assert ahead.ids_MTLK.tolist() == [[[[2]], [[5]], [[2]]]]
+    assert len(ahead.validates_T) == 3
+    assert len(_ahead(texts, 3).x_MTH) == len(_ahead(texts, 9).x_MTH) == 0
+    wrapped = _wrapped(texts, 2)
+    # The first token's last state, and the second token's first two layers.
+    assert wrapped.x_MTH.tolist() == [[[4, 5]]]
+    assert wrapped.ids_MTLK.tolist() == [[[[3], [4]]]]
+
+
+def test_recall_and_losses_by_hand():
+    """Of two layers with three experts, top-2: one and two of two are among the likeliest."""
+    p = np.array([[0.9, 0.5, 0.1, 0.2, 0.3, 0.1]])
+    assert _recall(p, np.array([[[0, 2], [1, 0]]])) == 0.75
+    assert _recall(np.array([[0.5, 0.5, 0.5]]), np.array([[[0, 1]]])) == 1
+    x, y = torch.tensor([[[2.0]], [[1.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+    # One layer: x w + b; two: relu of the first's outputs.
+    w, b = torch.tensor([[[1.0, -1.0]], [[3.0, 0.0]]]), torch.zeros(2, 1, 2)
+    for parameters, logits in (
+        ([w, b], [[2, -2], [3, 0]]),
+        ([w, b, torch.eye(2).repeat(2, 1, 1), b + 1], [[3, 1], [4, 1]]),
+    ):
+        expected = [
+            np.mean([np.log1p(np.exp(-z if t else z)) for z, t in zip(row, of, strict=True)])
+            for row, of in zip(logits, y[:, 0].tolist(), strict=True)
+        ]
+        assert _losses(parameters, x, y).tolist() == pytest.approx(expected)
