@@ -7,9 +7,17 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from moebench.substrate.engine.options import Allowed
+from moebench.substrate.engine.policies import (
+    Admission,
+    Assignment,
+    Eviction,
+    Placement,
+    Prefetching,
+    Routing,
+)
 from moebench.substrate.engine.system import System
 from moebench.systems.description import markdown_table
-from moebench.systems.registry import VARIANTS, system_class
+from moebench.systems.registry import VARIANTS, policy_class, system_class
 from moebench.systems.space import NEEDS, Dimension, dimensions, policies
 
 COMMAND = "moebench list policies --long > docs/policies.md"
@@ -22,8 +30,12 @@ def document() -> str:
     parts = [_INTRODUCTION, markdown_table(["word", "meaning"], [*map(list, NEEDS.items())])]
     for decision, found in groupby(policies(), key=lambda one: one.decision):
         of_decision = list(found)
-        rows = [[one.name, one.what, ", ".join(one.needs) or "-"] for one in of_decision]
-        parts += [f"## {decision}", "", markdown_table(["policy", "what it does", "needs"], rows)]
+        rows = [
+            [one.name, one.what, ", ".join(one.needs) or "-", _beside_others(decision, one.name)]
+            for one in of_decision
+        ]
+        headers = ["policy", "what it does", "needs", "beside others"]
+        parts += [f"## {decision}", "", markdown_table(headers, rows)]
         rows = [
             [one.name, *_cells(option)] for one in of_decision for option in one.dimensions
         ]  # fmt: skip
@@ -32,6 +44,25 @@ def document() -> str:
     parts += ["## Options of systems", "", _SYSTEMS, markdown_table(["system", *_HEADERS],
                                                                     [*_of_systems()])]  # fmt: skip
     return "\n".join(parts)
+
+
+def _beside_others(decision: str, name: str) -> str:
+    """Return what decides with which policies one can be combined (`systems.compatible`)."""
+    found = policy_class(decision, name)()
+    said = {
+        "slots of all layers": found.shares_slots,
+        "leaves slots empty": isinstance(found, Placement) and found.leaves_slots,
+        "residents alone": isinstance(found, Routing) and found.resident_only,
+        "computes on the host": isinstance(found, Assignment) and found.uses_host,
+        "whole layers": isinstance(found, Prefetching) and found.whole_layers,
+        "committed": isinstance(found, Prefetching) and found.discipline == "committed",
+        "chooses what enters": isinstance(found, Admission) and found.chooses,
+    }
+    if isinstance(found, Assignment):
+        said |= {f"loads: {found.loads}": True}
+    if isinstance(found, Eviction):
+        said |= {f"makes room: {found.makes_room}": True}
+    return ", ".join(word for word, holds in said.items() if holds) or "-"
 
 
 def _of_systems() -> Iterable[list[str]]:
@@ -81,7 +112,11 @@ replaces a policy, `--set evict.window=8` changes an option of one.
 
 *Allowed* are the values that `--set` takes.  *Searched* are those among which `moebench search`
 chooses ([a search for compositions](search.md)); it compares numbers by their differences or by
-their ratios.  What a policy *needs* is one of these:
+their ratios.  *Beside others* is what decides with which policies one can be combined:
+placements may need the slots of all layers or leave some empty; routing may use residents alone;
+assignments load experts that are kept, that pass through for one use, or none; prefetches may be
+committed, and fetch whole layers; evictions make room for all experts that a layer loads, for one
+at a time, or for named ones.  What a policy *needs* is one of these:
 """
 
 _SYSTEMS = """\
