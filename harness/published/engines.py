@@ -77,7 +77,7 @@ def engine_of(row: Row, text: str, shape: ModelShape) -> Engine | None:
     found, low = engine_named(row.system), text.lower()
     if found is None:
         return None
-    repacks, named = re.search(r"(?<!no)-?rtr\b", low), re.search(r"_r[48]\b", low)
+    repacks, named = re.search(r"(?<!no)(?<!no-)rtr\b", low), re.search(r"_r[48]\b", low)
     if (repacks or named) and found.products == "ik_llama.cpp":
         found = found._replace(kernels="repacked")
     on_card = re.search(r"iq[2-5]_k_r4", low) and row.date >= ON_CARD

@@ -101,5 +101,5 @@ def test_the_kernels_list_has_channels_without_rates(edac: Path) -> None:
     assert modules(lambda command: None, edac) == expected
     assert modules(lambda command: None, edac / "nowhere") is None
     asked: list[list[str]] = []
-    modules(lambda command: asked.append(command), edac)  # type: ignore[func-returns-value]
+    modules(lambda command: asked.append([*command]), edac)  # type: ignore[func-returns-value]
     assert asked == [["dmidecode", "-t", "memory"]]

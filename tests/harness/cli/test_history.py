@@ -1,6 +1,7 @@
 """``moebench report --since`` in a git repository whose versions were run."""
 
 import csv
+import io
 import json
 import shutil
 import subprocess
@@ -8,13 +9,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from moebench.harness.history import place
+from moebench.harness.cli import history as command
+from moebench.harness.history import place, repository
 from moebench.harness.history.repository import opened
+from moebench.reports.compare import history as comparing
+from moebench.reports.sections import history as sections
+from moebench.reports.sections.history import Since
+from moebench.reports.text import text_table
 from moebench.results.store import Store
+from moebench.substrate.errors import UsageError
 from moebench.systems import plugins
 from tests.harness.commands import call, refused, run
 from tests.harness.history.projects import FIRST, Project, system
@@ -493,3 +501,84 @@ def test_only_systems_that_ship_with_moebench_are_no_history(project: Measured) 
     assert "has no run of a system of this repository in start..HEAD" in refused(
         "report", "--since", "start"
     )
+
+
+# ------------------------------------------------------------------------------ words
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_histories_are_printed_in_four_ways(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"a": 1, "b": None}, {"a": "x", "b": 2.5}]
+    table = text_table("t", ["h"], [["1"]])
+    found: Any = SimpleNamespace(tables={"one": table, "two": table})
+    monkeypatch.setattr(sections, "records", lambda since: rows)
+    monkeypatch.setattr(sections, "document", lambda since: {"d": 1})
+    command.print_history(found, False, False)
+    assert capsys.readouterr().out.splitlines() == ["a\tb", "1\t", "x\t2.5"]
+    command.print_history(found, True, True)
+    assert capsys.readouterr().out == '{"d": 1}\n'
+    command.print_history(found, False, True)
+    assert capsys.readouterr().out.count("### t") == 2
+    shown: list[Any] = []
+    monkeypatch.setattr(command.console, "text_table", shown.append)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    command.print_history(found, False, False)
+    assert shown == [table, table]
+
+
+def test_why_there_is_no_history_is_said() -> None:
+    store: Any = SimpleNamespace(directory=Path("runs"))
+    example = "for example: moebench run --system mine:MySystem --setting S3 --store runs"
+    assert command._nothing("v1", store, []) == (
+        "--since v1: runs has no run of a system of this repository in v1..HEAD; run each "
+        f"version, {example}"
+    )
+    placed: Any = [SimpleNamespace(system=name) for name in ("b", "a", "b")]
+    assert command._nothing("v1", store, placed) == (
+        "--since v1: no system has this figure of two versions in one setting in v1..HEAD; a, b: "
+        f"run another version, {example}"
+    )
+
+
+def test_runs_of_own_systems_are_placed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Any] = []
+
+    @contextmanager
+    def opened(folder: Path, since: str) -> Any:
+        given.append((folder, since))
+        yield SimpleNamespace(commits_since=lambda since: ["c1", "c2"])
+
+    def placing(runs: Any, repository: Any, commits: Any, since: str) -> Any:
+        given.append((list(runs), commits, since))
+        return SimpleNamespace(placed=["p"], versions={"mine": [0]}, left_out=["one is damaged"])
+
+    monkeypatch.setattr(repository, "opened", opened)
+    monkeypatch.setattr(place, "place", placing)
+    monkeypatch.setattr(comparing, "histories", lambda *what: given.append(what) or ["shown"])
+    whole = {"run_id": "b", "whole": True, "spec": {"system": "mine:B"}}
+    store: Any = SimpleNamespace(get={"b": whole}.get, directory=Path("s"))
+    runs = [{"run_id": name, "spec": {"system": system}}
+            for name, system in (("a", "smoe"), ("b", "mine:B"), ("c", "mine:C"))]  # fmt: skip
+    assert command.over_commits(None, None, store, runs) is None
+    found = command.over_commits("v1", None, store, runs)
+    assert found == Since("v1", ["shown"], ["one is damaged"])  # type: ignore[arg-type]
+    assert given[0] == (Path.cwd(), "v1")
+    assert given[1] == ([whole, runs[2]], ["c1", "c2"], "v1")
+    placed, commits, figure, versions = given[2]
+    assert (placed, commits, versions) == (["p"], ["c1", "c2"], {"mine": [0]})
+    assert figure.key == "tpot_ms"
+    assert capsys.readouterr().err == "note: one is damaged\n"
+    command.over_commits("v1", "kl", store, runs)
+    assert given[-1][2].key == "kl"
+    with pytest.raises(UsageError, match="--metric x: allowed: tpot_ms, ttft_ms"):
+        command.over_commits("v1", "x", store, runs)
+    with pytest.raises(UsageError, match="--metric kl: needs a range of commits; add --since REV"):
+        command.over_commits(None, "kl", store, runs)

@@ -26,13 +26,14 @@ from moebench.harness.scale.text import TRAINING_SETS, train_tokenizer, training
 from moebench.harness.scale.trainable import TrainableDecoder
 from moebench.harness.scale.verify import chance_of_mentioned, differences
 from moebench.harness.scale.widths import SCALE_WIDTHS, scale_config
+from moebench.substrate.errors import InputError, UnknownNameError, UsageError
 from moebench.substrate.models import imported
 from moebench.substrate.models.catalogue import SCALE_FILES, model_shape, scale_names, scale_path
 from moebench.substrate.models.config import read_shape, shape_of
 from moebench.workloads.catalogue import workload
 from moebench.workloads.example import Example
 from tests.harness.commands import call, refused
-from tests.harness.tiny import LAYERS
+from tests.harness.tiny import LAYERS, NAMES
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -277,6 +278,50 @@ def test_docs_tables_come_between_their_markers(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- messages
+
+
+def test_a_model_is_verified_by_name_or_folder(here: Path) -> None:
+    shipped = scale_names()
+    assert models._paths(None, True) == [scale_path(name) for name in shipped]
+    assert models._paths(shipped[0], False) == [scale_path(shipped[0])]
+    (here / OWN).mkdir(parents=True)
+    for target in (NAME, OWN):
+        with pytest.raises(InputError if "/" in target else UnknownNameError):
+            models._paths(target, False)
+    (here / OWN / "config.json").write_text("{}")
+    assert models._paths(NAME, False) == models._paths(OWN, False) == [Path(OWN)]
+    own = here / ".moebench/models" / shipped[0]
+    own.mkdir()
+    (own / "config.json").write_text("{}")
+    assert models._paths(shipped[0], False) == [scale_path(shipped[0])]
+    assert models._paths(f".moebench/models/{shipped[0]}", False) == [own.relative_to(here)]
+    for target, every in ((None, False), (NAME, True)):
+        with pytest.raises(UsageError, match="give one name or folder, or --all"):
+            models._paths(target, every)
+
+
+def test_several_models_are_verified_and_one_that_differs_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Any] = []
+    written: list[Any] = []
+
+    def verified(path: Path, *what: Any) -> dict[str, Any]:
+        given.append((path.name, *what))
+        return {"differences": ["x"] if path.name == NAMES[0] else []}
+
+    monkeypatch.setattr(models, "_verify", verified)
+    monkeypatch.setattr(tables, "show", lambda path, document: written.append(path.name))
+    monkeypatch.setattr(tables, "write_docs", lambda docs: written.append(docs))
+    called = call("models", "verify", "--all", "--json")
+    assert (called.code, list(called.json)) == (1, NAMES)
+    assert given == [(name, None, False, False) for name in NAMES]
+    assert written == []
+    assert call("models", "verify", NAMES[1], "--write", "--data-dir", ".").code == 0
+    assert given[-1] == (NAMES[1], Path(), False, True)
+    assert written == [NAMES[1], tables.DOCS]
+    assert call("models", "verify", NAMES[0], "--quick").code == 1
+    assert given[-1] == (NAMES[0], None, True, False)
 
 
 def test_a_model_that_is_not_there_has_dashes() -> None:

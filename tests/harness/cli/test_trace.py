@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moebench.harness.api import trace as api
+from moebench.harness.cli import trace as command
 from moebench.harness.one_run import Outcome, prepare, run
 from moebench.harness.run import execute, live
 from moebench.harness.run.learn import learners
+from moebench.harness.run.recording import Recorded
 from moebench.harness.run.rules import resolve
 from moebench.substrate.engine.system import System
 from moebench.substrate.models.shape import ModelShape
@@ -409,3 +412,46 @@ def test_a_trace_with_fewer_chosen_experts_replays_as_it_ran() -> None:
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     assert "meta.json" in refused("trace", "import", tmp_path, "--out", "x")
     assert "no such folder" in refused("trace", "import", "nowhere", "--out", "x")
+
+
+# ----------------------------------------------------------------------------- options
+
+
+def test_what_is_recorded_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(api, "record", lambda *what: given.append(what))
+    assert call("trace", "record", "--setting", "S3", "--out", "t").code == 0
+    asked = ("trace", "record", "--all", "--workloads", "facts,passages", "--scores", "float32",
+             "--states", "--data-dir", ".", "--prompts", "3", "--system", "smoe",
+             "--out", "many")  # fmt: skip
+    assert call(*asked).code == 0
+    assert call(*asked, "--no-states").code == 0
+    first, second, third = given
+    assert first[:6] == (
+        {"system": "gpu-only", "setting": "S3"}, [None], None, Path("t"), False,
+        Recorded("float16", None),
+    )  # fmt: skip
+    assert second[:6] == (
+        {"system": "smoe", "prompts": 3}, ["facts", "passages"], Path(), Path("many"), True,
+        Recorded("float32", True),
+    )  # fmt: skip
+    assert third[5] == Recorded("float32", False)
+    assert first[6:] == (command.console.progress, command.console.say)
+
+
+def test_info_measures_the_first_sequences(recorded: Path) -> None:
+    whole = call("trace", "info", recorded, "--json").json
+    part = call("trace", "info", recorded, "--json", "--tokens", "1").json
+    assert (whole["sequences"], whole["measured_sequences"]) == (3, 3)
+    assert (part["sequences"], part["measured_sequences"]) == (3, 2)
+    assert whole["trace"] == str(recorded)
+    assert whole["hash"] == open_trace(recorded).hash
+    opened = open_trace(recorded)
+    assert whole["tokens"]["prefill"] == sum(opened.prompts)
+    lines = [line.split("\t") for line in call("trace", "info", recorded).out.splitlines()]
+    assert lines[0] == ["what", "value"]
+    shown = {name: rest for name, *rest in lines}
+    ids = opened.header.arrays["ids"]
+    assert shown["array: ids"] == [f"{ids.dtype} {list(ids.shape)}"]
+    assert "source: spec" not in shown
+    assert ["statistic", "value"] in lines

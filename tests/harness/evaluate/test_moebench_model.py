@@ -56,7 +56,7 @@ def answering(*answers: Any) -> Iterator[SimpleNamespace]:
 
 
 def test_requests_are_lines_of_json_after_the_token(module: Any) -> None:
-    answers = ({"texts": ["a", "b"]}, {"texts": []}, {"values": [1.5, 2]}, {"values": [3]},
+    answers: Any = ({"texts": ["a", "b"]}, {"texts": []}, {"values": [1.5, 2]}, {"values": [3]},
                {"value": 7})  # fmt: skip
     with answering(*answers) as served:
         model = module.MoeBenchModel(served.path, 100, True, batch_padding=True)

@@ -1,11 +1,14 @@
 """Calibration of this computer, and validation of the profile with systems, on a scale model."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from moebench.harness.machines import calibrate, disk, validate
 from moebench.harness.machines.profile import write_profile
+from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import OpKind
 from tests.harness.commands import SCALE_MODEL, call, refused
@@ -158,3 +161,56 @@ def test_the_summary_names_mean_worst_and_rank():
 def test_invalid_calibrate_and_validate_options_are_refused(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert says in refused(*arguments)
+
+
+def test_the_ranks_of_one_system_correlate_with_nothing():
+    def row(measured, simulated, tpot=0.0, ttft=0.0):
+        both = {"measured": measured, "simulated": simulated}
+        return {"tpot_ms": {**both, "error": tpot}, "ttft_ms": {"error": ttft}}
+
+    found = validate.summary([row(1.0, 2.0, -0.05, 0.1)])
+    assert found["rank_correlation"] is None
+    assert (found["tpot_mean"], found["tpot_worst"], found["ttft_worst"]) == (0.05, 0.05, 0.1)
+    assert found["met"] == {"tpot_mean": True, "tpot_worst": True, "ttft_worst": True}
+    assert found["targets"] == {"tpot_mean": 0.05, "tpot_worst": 0.1, "ttft_worst": 0.1}
+    found = validate.summary([row(1, 1, 0.12, -0.2), row(2, 3, 0.02), row(3, 2)])
+    assert (found["tpot_mean"], found["tpot_worst"], found["ttft_worst"]) == (0.0467, 0.12, 0.2)
+    assert found["met"] == {"tpot_mean": True, "tpot_worst": False, "ttft_worst": False}
+    assert found["rank_correlation"] == 0.5
+
+
+def test_a_profile_without_measurements_or_drift_is_used_as_it_is(tmp_path):
+    file = tmp_path / "here.yaml"
+    write_profile(measured_profile(4.0), file)
+    with validate.profile_of_now(file, 1) as path:
+        assert path == file
+    with validate.profile_of_now(Path("a6000"), 1.25) as path:
+        assert path == Path("a6000")
+    with validate.profile_of_now(file, 1.25) as path:
+        assert path != file
+    assert not path.exists()
+
+
+def test_a_package_that_runs_by_itself_cannot_be_compared():
+    session = SimpleNamespace(spec=SimpleNamespace(title="deepspeed"))
+    with pytest.raises(UsageError, match="deepspeed runs without moebench's engine"):
+        validate._live(session)
+
+
+def test_times_are_of_batches_and_of_the_tokens_after():
+    ones = [SimpleNamespace(ttft_ns=5, steps_ns=[1, 2]), SimpleNamespace(ttft_ns=7, steps_ns=[3])]
+    assert validate.times_of(ones) == ([5, 7], [1, 2, 3])
+
+
+def test_the_spread_is_of_runs_and_errors_are_of_medians():
+    fast, slow = alternated([100, 20, 20, 20], [10] * 4), alternated([100, 30, 30, 30], [10] * 4)
+    times = validate.Times([120], [25, 25, 25])
+    found = validate.row([fast, slow], fast.document, times, validate.Times([10], [10, 10, 10]))
+    assert found["spread"] == round((3 - 2) / 2.5, 4)
+    assert found["tpot_ms"]["over_resident"] == {"measured": 2.5, "simulated": 2.5}
+    assert found["tpot_ms"]["error"] == 0
+    assert found["ttft_ms"]["error"] == pytest.approx(0.2)
+    assert found["ttft_ms"]["measured"] == 100 / 1e6
+    assert found["ttft_ms"]["simulated"] == 120 / 1e6
+    assert (found["agreement"], found["noisy"]) == (1.0, False)
+    assert found["hits"] == {"measured": 3, "simulated": 3}

@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from moebench.harness.published.page import page
+from moebench.harness.published import page as module
+from moebench.harness.published.laws import Law, Line
+from moebench.harness.published.page import _curves, _figures, _line, _short, page
 from moebench.harness.published.prediction import Prediction
 from moebench.reports.figures.style import PALETTE
 from tests.harness.published.made import predicted, row
@@ -113,3 +115,68 @@ def test_curves_are_drawn_over_each_other() -> None:
     titles = [title.text for title in curve.iter("title")]
     assert titles[0] == "s: x = 0, measured 10 ms, predicted 5"
     assert len(titles) == 3
+
+
+# ------------------------------------------------------------------------------ by hand
+
+
+def law(system: str = "s") -> Law:
+    """A curve from 2 to 10 layers whose longest time is 20 ms."""
+    points = ((2.0, 5.0, 10.0), (10.0, 15.0, 20.0))
+    return Law("g", "decode", system, "layers & more", points, Line(0, 1), Line(0, 2))
+
+
+def test_a_curve_is_placed_in_its_frame() -> None:
+    (svg,) = charts(_curves([law()], {"s": "red"}))
+    assert (svg.attrib["width"], svg.attrib["height"]) == ("222", "140")
+    assert svg.attrib["viewBox"] == "0 0 222 140"
+    frame, measured, guess, *points_ = svg.findall("path")
+    assert frame.attrib["d"] == "M44 8v110h170"
+    # The top is a twentieth above 20 ms: 5 ms are 110 * 5 / 21 above the bottom at 118.
+    heights = [118 - 110 * ms / 21 for ms in (5, 15, 10, 20)]
+    assert measured.attrib["d"] == f"M44.0 {heights[0]:.1f}L214.0 {heights[1]:.1f}"
+    assert guess.attrib["d"] == f"M44.0 {heights[2]:.1f}L214.0 {heights[3]:.1f}"
+    assert [one.attrib["class"] for one in (measured, guess)] == [
+        "curve measured", "curve predicted"
+    ]  # fmt: skip
+    assert {one.attrib["stroke"] for one in (measured, guess)} == {"red"}
+    assert [one.attrib["transform"] for one in points_] == [
+        f"translate(44.0 {heights[0]:.1f}) scale(.7)",
+        f"translate(214.0 {heights[1]:.1f}) scale(.7)",
+    ]
+    assert [one.text for one in svg.findall("text")] == ["20", "0", "2", "10"]
+    places = [(one.attrib["x"], one.attrib["y"]) for one in svg.findall("text")]
+    assert places == [("40", "16"), ("40", "118"), ("44", "136"), ("214", "136")]
+
+
+def test_each_group_and_variable_has_a_figure_with_its_systems() -> None:
+    other = law("<t>")._replace(variable="tokens")
+    first, second = _figures([law(), law("b"), other])
+    assert first.startswith("<figure><svg")
+    assert first.endswith("</span></figcaption></figure>")
+    assert "<figcaption>g, decode, over layers &amp; more: <span style=" in first
+    assert ">s</span>, <span" in first
+    assert first.count('class="curve measured"') == 2
+    assert "over tokens: " in second
+    assert "&lt;t&gt;" in second
+    assert "<t>" not in second
+
+
+def test_numbers_have_three_digits() -> None:
+    assert [_short(value) for value in (1234.5, 0.012345, 20.0, 1e6)] == [
+        "1230", "0.0123", "20", "1e+06"
+    ]  # fmt: skip
+
+
+def test_lines_are_cut_at_the_frame() -> None:
+    def ends(shift: float) -> list[float]:
+        (line,) = [ElementTree.fromstring(_line("ratio", shift, 0.0, 2.0))]
+        assert line.attrib["class"] == "ratio"
+        return [float(line.attrib[name]) for name in ("x1", "x2", "y1", "y2")]
+
+    side, left, above = module.SIDE, module.LEFT, module.ABOVE
+    assert ends(0.0) == [left, left + side, above + side, above]
+    # Predictions ten times as large leave the frame at its top, half way.
+    assert ends(1.0) == [left, left + side / 2, above + side / 2, above]
+    assert ends(-1.0) == [left + side / 2, left + side, above + side, above + side / 2]
+    assert _line("ratio", 2.0, 0.0, 2.0) == _line("ratio", -2.5, 0.0, 2.0) == ""

@@ -80,7 +80,7 @@ def test_an_entry_is_added_to_the_manifest(here: Path) -> None:
     assert entry["parameters"] == read_shape(source / "config.json").total_params
     assert (entry["training"], entry["data"], entry["measured"]) == ({}, None, None)
     (here / "second" / "training.json").write_text('{"recipe": {"seed": 1}}')
-    measured = {"accuracy": {}, "statistics": {}}
+    measured: dict[str, Any] = {"accuracy": {}, "statistics": {}}
     entry = write_entry(here / "second", measured)
     assert entry["measured"] == measured
     assert entry["data"] == {
