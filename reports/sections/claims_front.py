@@ -54,8 +54,7 @@ HOW_TO_READ = (
     "Other readings: the worst and the best of what the paper can also mean, by the distance from "
     "its figure.",
     "Times are simulated unless their badge says measured. \"Not known\" is an explanation.",
-    "What was run is in the JSON files: `experiments` has the sweeps, as `moebench sweep` reads "
-    "them, and each counter-experiment what it changes.",
+    "The JSON files have the sweeps that were run, and what counter-experiments change.",
 )  # fmt: skip
 
 WINNERS_CAPTION = (
