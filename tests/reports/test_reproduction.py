@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moebench.reports import reproduction
 from moebench.reports.reproduction import (
     FRONT_PAGE,
     README,
@@ -13,6 +14,7 @@ from moebench.reports.reproduction import (
     front_page,
     full_tables,
     one_document,
+    readme,
     write,
 )
 from moebench.results.claims import (
@@ -160,3 +162,22 @@ def test_the_front_page_links_to_field_reports() -> None:
     assert "(reproduction/field.md)" in text
     assert "more hits can be slower" not in text
     assert "| Field reports | 1 |" in text
+
+
+def test_the_command_writes_the_repositorys_documents(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[Path, Path]] = []
+
+    def written(root: Path, claims: Path) -> list[Path]:
+        asked.append((root, claims))
+        return [root / "a.md", root / "b.md"]
+
+    monkeypatch.setattr(reproduction, "write", written)
+    reproduction.main()
+    assert asked == [(Path(), Path("results/claims"))]
+    assert capsys.readouterr().out == "a.md\nb.md\n"
+    quick = readme([SMOE, DAOP.model_copy(update={"quick": True})])
+    assert "`moebench reproduce all`" in quick
+    assert "`moebench reproduce all --quick`" in quick
+    assert "--quick" not in readme([SMOE, DAOP])

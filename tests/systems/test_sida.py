@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from moebench.systems.learn import hash_function
 from moebench.systems.learn.hash_function import HashFunction, HashOptions, sparsemax, trained
 from moebench.systems.options import build
 from moebench.systems.policies.route import ExactRouting
-from moebench.systems.sida import code_factors, factors, table_of, union_of
+from moebench.systems.sida import PredictedUnion, code_factors, factors, table_of, union_of
 from tests.substrate.engine.fakes import FlatCosts, prices, random_trace, rig, small_shape
 from tests.systems.views import shape
 
@@ -324,3 +325,15 @@ def test_texts_of_a_batch_are_read_apart():
         route.begin_sequences(Prompts((len(part),), None))
         route.plan_pass(prefill(len(part)), part)
         assert np.allclose(route._weights[0], together[at : at + len(part)])
+
+
+def test_what_was_predicted_is_cut_to_the_slots_of_its_pool() -> None:
+    """Layers 0 and 2 have experts: all slots together hold three, or two and one each."""
+    found = [(0, 5), (2, 1), (0, 6), (2, 3), (0, 7)]
+    fetches = PredictedUnion()
+    fetches._shape = SimpleNamespace(moe_layers=(0, 2))  # type: ignore[assignment]
+    fetches._cache = SimpleNamespace(scope="global", slots=3)  # type: ignore[assignment]
+    assert fetches._fitting(found) == [(0, 5), (2, 1), (0, 6)]
+    fetches._cache = SimpleNamespace(scope="layer", slots=3, pools=[2, 1])  # type: ignore[assignment]
+    assert fetches._fitting(found) == [(0, 5), (0, 6), (2, 1)]
+    assert fetches._fitting([]) == []

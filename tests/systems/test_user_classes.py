@@ -1,5 +1,7 @@
 """What users' policies return is accepted in every form that means the same, and no other."""
 
+import traceback
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +13,16 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.place import PlaceById
-from moebench.systems.user_classes import BASES, _fetches, _pairs, check_class, guard, is_own, made
+from moebench.systems.user_classes import (
+    BASES,
+    _fetches,
+    _pairs,
+    blamed,
+    check_class,
+    guard,
+    is_own,
+    made,
+)
 
 
 @pytest.mark.parametrize("value", [[], (), [(0, 1)], ([0, 1], (np.int64(2), 3))])
@@ -135,3 +146,47 @@ def test_fields_that_python_would_ignore_are_refused(kind: type, says: str) -> N
         check_class(kind)
     assert str(caught.value).startswith("test_user_classes.py: ")
     check_class(Sound)
+
+
+# --------------------------------------------------------------------------- whose error it is
+
+
+def error_in(file: Path, text: str) -> Exception:
+    """Return the error that the code of a file raises."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    try:
+        exec(compile(text, str(file), "exec"), {})
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_an_error_in_the_users_file_names_its_line(tmp_path: Path) -> None:
+    code = "def choose():\n    return 1 / 0\n\nchoose()\n"
+    found = blamed(error_in(tmp_path / "mine.py", code), "mine:Mine")
+    assert str(found) == (
+        "mine:Mine: mine.py:2, in choose: ZeroDivisionError: division by zero; moebench doctor "
+        "--system mine:Mine checks all of it"
+    )
+    # The innermost of the user's own frames counts, not what it called.
+    deep = blamed(error_in(tmp_path / "deep.py", "import json\njson.loads('x')\n"), "deep:Mine")
+    assert "deep.py:1" not in str(deep)
+    assert str(deep).startswith("deep:Mine: deep.py:2, in <module>: JSONDecodeError: ")
+
+
+@pytest.mark.parametrize(
+    "place", ["site-packages/other.py", "moebench/other.py", "lib/python3/other.py", "other.txt"]
+)
+def test_errors_elsewhere_are_not_the_users(place: str, tmp_path: Path) -> None:
+    error = error_in(tmp_path / place, "1 / 0")
+    # Without the frame of this test, only that of the file is left.
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    assert str(tmp_path / place) in frames
+    found = blamed(error.with_traceback(error.__traceback__.tb_next), "mine:Mine")  # type: ignore[union-attr]
+    assert found is None
+
+
+def test_only_a_users_class_is_blamed(tmp_path: Path) -> None:
+    assert blamed(error_in(tmp_path / "mine.py", "1 / 0"), "smoe") is None
+    assert blamed(ValueError("never raised"), "mine:Mine") is None

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moebench.harness.reproduce.duoserve import measures as m
@@ -121,3 +122,65 @@ def test_memory_that_is_reserved_for_the_predictor(
         mp.component("predictor", "a5000@duoserve", times=n)(evidence).value for n in (1, 6)
     )
     assert six == pytest.approx(6 * one)
+
+
+def test_conditions_say_how_many_texts_the_predictors_learnt_from(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 unless another number is given; those of the baselines do not count."""
+    runs = [*cell("U1", 1, 2, 3), *cell("U2", 1, 2, 3)]
+    for one, texts in zip(runs, (8, 1, 2, None, 3, 4), strict=True):
+        one["spec"]["calibrate_texts"] = texts
+    asked = with_runs(monkeypatch, *runs)
+    found = m.of_both(lambda runs: 5.0, "said")(evidence)
+    assert (found.samples, found.badge) == ((5,), "estimate")
+    how = "1 prompts of 4 new tokens, model routing, predictor learnt from 8/64 texts"
+    assert found.conditions == f"said; {how}"
+    assert m.of_one(LARGE, lambda runs: 5.0)(evidence).conditions == how
+    assert asked == [*BOTH, LARGE]
+
+
+def test_speed_ups_at_their_edges(evidence: Evidence) -> None:
+    """A system as fast as DuoServe is not slower, and one as slow as ACC not the slowest."""
+    equal = Runs(cell("U1", 100, 100, 100))
+    assert (m.faster_share(equal), m.slower_than_acc(equal)) == (0, 0)
+    assert m.slower_than_acc(Runs(cell("U1", 100, 50, 99))) == 0
+    assert m.slower_than_acc(Runs(cell("U1", 100, 50, 101))) == 1
+    both = Runs([*cell("U1", 100, 200, 300), *cell("U3", 100, 400, 800)])
+    assert m.card(("U3",), "metrics.e2e_ms")(both) == 6
+    assert m.over_acc()(both) == 3
+    assert m.over_acc("metrics.ttft_ms.mean", setting="U1")(both) == 2
+    assert m.order_of_peaks(Runs([
+        run("U1", name, 1, peak_device_bytes=size)
+        for name, size in (("acc", 3), ("duoserve", 4), ("moesys", 4))
+    ])) == 0  # fmt: skip
+
+
+def test_hits_on_gsm8k_less_those_on_squad(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hit(workload: str, share: float, system: str = "duoserve") -> Any:
+        return run("U1", system, 1, workload, prefetch={"all_of_top_k": share})
+
+    asked = with_runs(monkeypatch, hit("gsm8k", 0.6), hit("squad", 0.45), hit("squad", 0.1, "acc"))
+    found = mp.gsm8k_more(SMALL)(evidence)
+    assert (found.value, asked) == (pytest.approx(15), [SMALL])
+
+
+def test_matrices_of_several_sets_of_texts(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first counts; both are samples.  Uses of half of the experts are twice the even share."""
+    even = np.full((2, 4), 0.25)
+    half = np.array([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]])
+    after = np.zeros((1, 4, 4))
+    after[0, 0, 3], after[0, 1] = 1.0, 0.25
+    matrices = [{"popularity": half, "affinity": after}, {"popularity": even, "affinity": after}]
+    monkeypatch.setattr(mp, "trained_matrices", lambda evidence: matrices)
+    assert mp.matrices(evidence) is matrices[0]
+    popular = mp.popular(evidence)
+    assert (popular.samples, popular.badge) == ((2, 1), "counted")
+    assert popular.conditions == ("the most popular expert, mean over layers; scale model of 8x7B")
+    affine = mp.affine(evidence)
+    assert affine.samples == (2.5, 2.5), "of the two experts that were ever chosen"
+    assert affine.conditions.startswith("the likeliest next expert, mean over experts; ")
