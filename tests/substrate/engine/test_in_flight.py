@@ -18,10 +18,11 @@ from tests.systems.views import Backlog, costs, view
 TWO = small_shape(layers=2)
 
 
-def planned(rows, in_flight, link_ns, host_busy_ns=0, each_ns=7, host=()):
+def planned(rows, in_flight, link_ns, host_busy_ns=0, each_ns=7, host=(), disk_ns=None):
     """Return (device, host) of a layer whose experts are all in flight, but for ``host``."""
     scores = np.linspace(0.5, 0.1, 8)[None]
-    lanes = Backlog({Lane.H2D: link_ns, Lane.HOST: host_busy_ns})
+    path = (Lane.H2D,) if disk_ns is None else (Lane.DISK, Lane.H2D)
+    lanes = Backlog({Lane.H2D: link_ns, Lane.HOST: host_busy_ns, Lane.DISK: disk_ns or 0}, path)
     seen = view(scores, 3, (), in_flight=in_flight, lanes=lanes,
                 measured=costs(load=[20], host=[7], per_row=[each_ns], device=[10]))  # fmt: skip
     active = Active(dict(sorted(rows.items())), seen)
@@ -36,6 +37,12 @@ def test_the_host_takes_those_with_which_all_are_ready_first():
     assert planned({1: 1, 2: 1, 3: 1}, {1, 2, 3}, 30, host_busy_ns=20) == ([1, 2], [3])
     # Until 23, and with one of its own: the link brings all before that.
     assert planned({1: 1, 2: 1, 3: 1}, {1, 2, 3}, 30, host_busy_ns=23) == ([1, 2, 3], [])
+
+
+@pytest.mark.parametrize(("link_ns", "disk_ns"), [(30, 5), (5, 30)])
+def test_of_the_lanes_to_the_device_the_busiest_counts(link_ns, disk_ns):
+    found = planned({1: 1, 2: 1, 3: 1}, {1, 2, 3}, link_ns, disk_ns=disk_ns)
+    assert found == ([1], [3, 2])
 
 
 def test_it_takes_the_experts_of_fewest_rows():

@@ -231,6 +231,17 @@ def test_an_unknown_kind_of_software() -> None:
         load_software("eager")
 
 
+def test_a_damaged_kind_of_the_catalogue_is_named_with_its_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moebench.substrate.machines.profile.SOFTWARE", tmp_path)
+    lean = yaml.safe_load((SOFTWARE / "lean.yaml").read_text())
+    lean["launch"]["value"] = "soon"
+    (tmp_path / "lean.yaml").write_text(yaml.safe_dump(lean))
+    with pytest.raises(ProfileError, match=r"lean\.yaml: launch.*soon"):
+        load_software("lean")
+
+
 # ------------------------------------------------------------------------- units
 
 

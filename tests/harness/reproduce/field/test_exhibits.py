@@ -102,13 +102,13 @@ def test_placements_by_both_ways_and_times(
 
 
 def test_hits_of_evictions_in_percent(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {name: 0.5 + n / 1000 for n, name in enumerate(evictions.CAUSAL)}
+    rates = {name: 0.5 + n / 3000 for n, name in enumerate(evictions.CAUSAL)}
     monkeypatch.setattr(evictions, "rates", lambda evidence: [Rates("m a", 0.25, rates)])
     found = exhibits._evictions(evidence)
     (row,) = found.rows
     assert (row["stream"], row["share"], row["best"]) == ("m a", 0.25, evictions.CAUSAL[-1])
     assert [row[name] for name in evictions.CAUSAL] == [
-        round(50 + n / 10, 1) for n in range(len(rates))
+        round(50 + n / 30, 1) for n in range(len(rates))
     ]
     check_words(found)
 
