@@ -118,8 +118,11 @@ def test_a_host_too_small_for_the_experts_is_named(here: Path) -> None:
         (0.05, "the host needs 0.1 GB or more and has 0.0 GB"),
     ):
         machine = f"t4@moe-lightning+host.memory={memory}"
-        line = refused("machines", "roofline", "--model", "mixtral-8x7b", "--machine", machine)
-        assert f"a request of 418 + 128 tokens does not fit: {said}" in line
+        asked = ("machines", "roofline", "--model", "mixtral-8x7b", "--machine", machine)
+        for more in ((), ("--batch", "64")):
+            assert f"a request of 418 + 128 tokens does not fit: {said}" in refused(*asked, *more)
+        line = refused(*asked, "--batch", "64", "--micro-batch", "4")
+        assert "a micro-batch of 4 requests of 418 + 128 tokens does not fit: " in line
 
 
 def test_a_machine_of_parts_has_an_answer() -> None:

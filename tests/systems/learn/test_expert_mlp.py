@@ -17,6 +17,7 @@ from moebench.systems.learn.expert_mlp import (
     _loss,
     _network,
     _Samples,
+    _split,
     trained,
     widths,
 )
@@ -135,6 +136,25 @@ def test_it_stops_three_epochs_after_the_best(tmp_path):
     told: list[int] = []
     mlp = trained(texts, 8, options, tmp_path, lambda done, total: told.append(done))
     assert int(mlp.note["epochs"]) == len(told) == int(mlp.note["best_epoch"]) + 3 < 99
+
+
+@pytest.mark.parametrize(
+    ("lengths", "learnt", "held_out"),
+    [
+        ([4] * 20, [4] * 18, [4] * 2),  # a tenth of the texts
+        ([12, 3], [11, 2], [1, 1]),  # of few texts, a tenth of each: at least a token
+        ([30], [27], [3]),
+        ([2, 1], [1, 1], [1, 0]),
+        ([1, 1, 1], [1, 1], [1]),  # of texts of one token each, the last
+    ],
+)
+def test_a_tenth_is_held_out(lengths, learnt, held_out):
+    rows = iter(range(sum(lengths)))
+    paths = [np.array([[[next(rows)]] for _ in range(n)]) for n in lengths]
+    found = _split(paths)
+    assert [[len(ids) for ids in part] for part in found] == [learnt, held_out]
+    kept = sorted(int(row) for part in found for ids in part for row in ids.ravel())
+    assert kept == list(range(sum(lengths)))
 
 
 def test_at_most_so_many_tokens(tmp_path):
