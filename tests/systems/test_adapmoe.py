@@ -109,13 +109,14 @@ def test_the_authors_figures():
 
 
 def text(
-    random: np.random.Generator, sensitivity: Sequence[float] | None, layers: int = 2, k: int = 3
-) -> RoutedSequence:
-    """Return a text of 40 tokens, half of them a prompt."""
-    scores = random.random((40, layers, 8))
+    random: np.random.Generator, sensitivity: Sequence[float] | None, layers: int = 2, k: int = 3,
+    tokens: int = 40,
+) -> RoutedSequence:  # fmt: skip
+    """Return a text, half of it a prompt."""
+    scores = random.random((tokens, layers, 8))
     ids = np.argsort(-scores, axis=2)[..., :k]
     values = None if sensitivity is None else np.array(sensitivity)
-    return RoutedSequence(ids, 20, scores, sensitivity_L=values)
+    return RoutedSequence(ids, tokens // 2, scores, sensitivity_L=values)
 
 
 def calibrated(policy, texts: Sequence[RoutedSequence], model, tmp_path):
@@ -137,6 +138,14 @@ def test_what_was_measured_is_scaled_to_the_authors_operating_point(tmp_path):
     twice = calibrated(AdaptiveGating(threshold=0.02), texts, model, tmp_path).limits(model)
     assert twice == pytest.approx(2 * limits)
     assert "measured" in gating.learnt["sensitivity"]
+
+
+def test_a_text_counts_by_its_tokens(tmp_path):
+    """(4, 1) over 20 tokens and (2, 3) over 60: means of 2.5 in both layers."""
+    random, model = np.random.default_rng(0), shape(8, 3, 2)
+    texts = [text(random, (4.0, 1.0), tokens=20), text(random, (2.0, 3.0), tokens=60)]
+    limits = calibrated(AdaptiveGating(), texts, model, tmp_path).limits(model)
+    assert limits[0] == pytest.approx(limits[1])
 
 
 def test_without_gradients_the_authors_figures_are_taken(tmp_path):
