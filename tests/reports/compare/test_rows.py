@@ -62,6 +62,19 @@ def test_the_standard_error_of_a_mean_is_that_of_independent_samples() -> None:
     assert (found.mean, found.n, found.stderr) == (90.0, 2, 2.5)  # √(9 + 16) / 2
 
 
+def test_inputs_that_lack_a_figure_count_nothing_and_a_part_of_some_leaves_none() -> None:
+    def cell(name: str, *tpots: float | None) -> dict[InputSet, Any]:
+        runs = [run(f"{name}{n}") for n in range(len(tpots))]
+        for one, tpot in zip(runs, tpots, strict=True):
+            one["metrics"]["tpot_ms"]["mean"] = tpot
+        return {InputSet(name, "0", ""): runs}
+
+    whole = row_of("smoe", cell("one", 80.0, 100.0) | cell("two", None, None), {}).values["tpot_ms"]
+    assert (whole.mean, whole.n) == (90.0, 1)
+    assert row_of("smoe", cell("one", 80.0) | cell("two", 70.0, None), {}).values["tpot_ms"] is None
+    assert row_of("smoe", cell("one", None), {}).values["tpot_ms"] is None
+
+
 def test_a_score_at_chance_level_is_remarked() -> None:
     (found,) = _remarks([answered(32, 0, score=25.5)])
     assert found.startswith("score at chance level: ")
