@@ -1,13 +1,14 @@
 """Trials of a search: kept in a file, and the same whether or not the search was killed."""
 
 import random
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 
@@ -59,6 +60,16 @@ def carried_out(trials: Trials, number: int, jobs: int = 2) -> None:
 
 def results(trials: Trials) -> list[Any]:
     return [(one.number, one.user_attrs[SETS], one.values) for one in trials.done()]
+
+
+def test_only_optunas_warnings_of_experiments_are_silenced(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        opened(tmp_path / "a.db").close()
+        warnings.warn("may change", ExperimentalWarning, stacklevel=1)
+        warnings.warn("of ours", UserWarning, stacklevel=1)
+    assert "may change" not in [str(one.message) for one in seen]
+    assert "of ours" in [str(one.message) for one in seen]
 
 
 @pytest.mark.slow

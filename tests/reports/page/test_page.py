@@ -1,14 +1,16 @@
 """The page: the documents' numbers, nothing fetched, nothing run, nothing of no use."""
 
+import base64
 import json
 import re
+import zlib
 from pathlib import Path
 
 import pytest
 
 from moebench.reports.figures import timeline
 from moebench.reports.page import runs as single
-from moebench.reports.page.page import Contents, render
+from moebench.reports.page.page import Contents, packed, render
 from moebench.reports.sections.accuracy import CAVEAT, METHOD, views
 from moebench.results.document import without_details
 from moebench.substrate.errors import InputError, UsageError
@@ -28,6 +30,11 @@ def made(tmp_path: Path, contents: Contents, source: str = ".moebench") -> Page:
 
 def test_the_documents_are_there_once_and_whole(page: Page) -> None:
     assert page.packed["documents"] == RUNS
+
+
+def test_packed_values_are_compact_json_in_utf_8() -> None:
+    text = zlib.decompress(base64.b64decode(packed({"α": [1, "é"], "b": None}))).decode()
+    assert text == '{"α":[1,"é"],"b":null}'
 
 
 def test_answers_to_single_questions_stay_in_the_store(tmp_path: Path) -> None:

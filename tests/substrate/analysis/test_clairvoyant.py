@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.substrate.analysis.clairvoyant import StepCosts, bound_of, window_ns, windows
+from moebench.substrate.analysis.clairvoyant import (
+    StepCosts,
+    _Program,
+    bound_of,
+    window_ns,
+    windows,
+)
 
 #: One layer: an expert takes 10 on the device and 100 over the link.
 PLAIN = StepCosts(
@@ -142,3 +148,15 @@ def test_more_slots_and_foresight_lower_the_bound(steps, slots, costs):
     known, blind = (window_ns(tokens, slots, costs, 0, f)[0] for f in (True, False))
     assert known <= blind + 1e-3
     assert window_ns(tokens, slots + 1, costs)[0] <= known + 1e-3
+
+
+def test_a_program_may_have_variables_in_no_row_and_rows_of_no_limit():
+    """Least 2x + 3y with x + y ≥ 1.5, each at most 1: x = 1, y = 0.5; z is free."""
+    program = _Program()
+    x, y = program.column(price=2.0), program.column(price=3.0)
+    program.at_most(-1.5, ([x, y], -1.0))
+    program.column(price=1.0)
+    program.at_most(7.0)
+    dual, primal = program.solve()
+    assert dual == pytest.approx(3.5)
+    assert primal == pytest.approx(3.5)
