@@ -184,3 +184,16 @@ def test_matrices_of_several_sets_of_texts(
     affine = mp.affine(evidence)
     assert affine.samples == (2.5, 2.5), "of the two experts that were ever chosen"
     assert affine.conditions.startswith("the likeliest next expert, mean over experts; ")
+
+
+def test_the_peak_is_the_largest_of_a_systems_runs_in_some_settings() -> None:
+    def used(system: str, setting: str, gb: float) -> Any:
+        return run(setting, system, 1.0, peak_device_bytes=int(gb * 1e9))
+
+    runs = Runs([
+        used("duoserve", "U1", 5), used("duoserve", "U2", 7), used("duoserve", "U3", 20),
+        used("acc", "U1", 30),
+    ])  # fmt: skip
+    assert m.peak_gb("duoserve", ("U1", "U2"))(runs) == 7
+    assert m.peak_gb("duoserve", ("U1", "U3"))(runs) == 20
+    assert m.peak_gb("acc", ("U1",))(runs) == 30
