@@ -36,13 +36,11 @@ def document() -> str:
         ]
         headers = ["policy", "what it does", "needs", "beside others"]
         parts += [f"## {decision}", "", markdown_table(headers, rows)]
-        rows = [
-            [one.name, *_cells(option)] for one in of_decision for option in one.dimensions
-        ]  # fmt: skip
+        rows = [[one.name, *_cells(option)] for one in of_decision for option in one.dimensions]
         if rows:
             parts.append(markdown_table(["policy", *_HEADERS], rows))
-    parts += ["## Options of systems", "", _SYSTEMS, markdown_table(["system", *_HEADERS],
-                                                                    [*_of_systems()])]  # fmt: skip
+    of_systems = markdown_table(["system", *_HEADERS], [*_of_systems()])
+    parts += ["## Options of systems", "", _SYSTEMS, of_systems]
     return "\n".join(parts)
 
 

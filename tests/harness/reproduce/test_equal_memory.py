@@ -10,12 +10,6 @@ from moebench.harness.reproduce.equal_memory import CARDS, EQUAL_MEMORY, SETTING
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.settings import settings
 from moebench.harness.sweep.execute import jobs_of
-from moebench.results.store import Store
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
 
 
 def test_every_setting_has_every_system(evidence: Evidence) -> None:

@@ -14,11 +14,6 @@ from moebench.results.store import Store
 from moebench.substrate.terms import RoutedSequence
 
 
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
-
-
 def recording(name: str, ids: Any, *texts: tuple[int, int, int, int]) -> Any:
     """Return a recording; a text's first and last row, its tokens before a loop and its prompt."""
     trace = SimpleNamespace(

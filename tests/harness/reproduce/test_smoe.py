@@ -127,11 +127,6 @@ def test_counter_experiments_of_one_name_are_the_same() -> None:
             assert (known.changes, known.reading) == (counter.changes, counter.reading)
 
 
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
-
-
 @pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: e.name)
 def test_every_experiment_expands(experiment: Experiment, quick: bool, tmp_path: Path) -> None:

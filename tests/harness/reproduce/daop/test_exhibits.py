@@ -1,6 +1,5 @@
 """DAOP's tables and figures of texts and of scores, from figures that are given."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,26 +11,9 @@ from moebench.harness.reproduce.daop import measures_of_routing as mr
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.read import curried
 from moebench.results.claims import Measured
-from moebench.results.store import Store
+from tests.harness.reproduce.given import with_runs
 from tests.harness.reproduce.shipped import check_words
 from tests.harness.reproduce.test_daop import answered, text
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
-
-
-def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Any) -> list[Any]:
-    """Give all experiments the same runs, and return a list of those that will be asked for."""
-    asked: list[Any] = []
-
-    def given(self: Evidence, *experiments: Any) -> Runs:
-        asked.extend(experiments)
-        return Runs(runs)
-
-    monkeypatch.setattr(Evidence, "runs", given)
-    return asked
 
 
 def test_table_2_has_a_row_for_each_data_set(

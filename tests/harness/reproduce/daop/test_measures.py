@@ -1,6 +1,5 @@
 """DAOP's speeds, energies and shares on runs by hand."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +8,7 @@ from moebench.harness.reproduce import read
 from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures as m
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
-from moebench.results.store import Store
 from tests.harness.reproduce.test_daop import energy, run
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
 
 
 def test_runs_near_a_cache_ratio() -> None:

@@ -1,7 +1,6 @@
 """DAOP's measures of routed texts, on texts and runs by hand."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,8 @@ from moebench.harness.reproduce import generated_texts
 from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures_of_routing as mr
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.results.store import Store
 from moebench.substrate.terms import RoutedSequence
 from tests.harness.reproduce.test_daop import ANSWERED, answered, text
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
 
 
 def with_texts(

@@ -9,28 +9,12 @@ import pytest
 from moebench.harness.reproduce.duoserve import exhibits
 from moebench.harness.reproduce.duoserve import measures_of_predictor as mp
 from moebench.harness.reproduce.duoserve.experiments import BOTH, SMALL
-from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
+from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.reports.sections.throughput import Point
 from moebench.results.spec import RunSpec
-from moebench.results.store import Store
+from tests.harness.reproduce.given import with_runs
 from tests.harness.reproduce.shipped import check_words
 from tests.harness.reproduce.test_duoserve import cell, run
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
-
-
-def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Any) -> list[Experiment]:
-    asked: list[Experiment] = []
-
-    def given(self: Evidence, *experiments: Experiment) -> Runs:
-        asked.extend(experiments)
-        return Runs(runs)
-
-    monkeypatch.setattr(Evidence, "runs", given)
-    return asked
 
 
 def test_figure_2_shows_what_the_first_predictor_counted(

@@ -10,26 +10,16 @@ import pytest
 from moebench.harness.reproduce.duoserve import measures as m
 from moebench.harness.reproduce.duoserve import measures_of_predictor as mp
 from moebench.harness.reproduce.duoserve.experiments import BOTH, LARGE, SMALL
-from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.results.store import Store
 from moebench.substrate.models.catalogue import model_shape
+from tests.harness.reproduce.given import with_runs
 from tests.harness.reproduce.test_duoserve import cell, run
 
 
 @pytest.fixture
 def evidence(tmp_path: Path) -> Evidence:
     return Evidence(Store(tmp_path), None, tmp_path, quick=False)
-
-
-def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Any) -> list[Experiment]:
-    asked: list[Experiment] = []
-
-    def given(self: Evidence, *experiments: Experiment) -> Runs:
-        asked.extend(experiments)
-        return Runs(runs)
-
-    monkeypatch.setattr(Evidence, "runs", given)
-    return asked
 
 
 def with_samples(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, ...]) -> None:

@@ -1,35 +1,18 @@
 """The field's tables and figures, from pairs, cells and rates by hand."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
+from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.field import evictions, exhibits, prefetch_law, profiles
 from moebench.harness.reproduce.field import experiments as e
 from moebench.harness.reproduce.field.evictions import Rates
 from moebench.harness.reproduce.field.prefetch_law import Fit
 from moebench.harness.reproduce.field.profiles import Pinned
-from moebench.results.store import Store
+from tests.harness.reproduce.given import with_runs
 from tests.harness.reproduce.shipped import check_words
 from tests.harness.reproduce.test_field import paged, pair, placed, routed, run, split
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
-
-
-def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Any) -> list[Experiment]:
-    asked: list[Experiment] = []
-
-    def given(self: Evidence, *experiments: Experiment) -> Runs:
-        asked.extend(experiments)
-        return Runs(runs)
-
-    monkeypatch.setattr(Evidence, "runs", given)
-    return asked
 
 
 def values(found: Any) -> list[tuple[Any, ...]]:

@@ -11,17 +11,11 @@ import pytest
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError
 from moebench.harness.reproduce.flashmoe import claims_of_caches, counts
 from moebench.harness.reproduce.flashmoe.claims_of_caches import against_lfu, where_belady_hits
-from moebench.results.store import Store
 from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.file import Header
 from moebench.substrate.traces.writer import writing
 from moebench.systems.flashmoe import LearnedEviction
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
 
 
 @pytest.fixture

@@ -1,36 +1,19 @@
 """FlashMoE's tables and figures, from routing, networks and runs that are given."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.reproduce.flashmoe import counts, exhibits
 from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, SYSTEMS
-from moebench.results.store import Store
 from moebench.systems.learn.eviction_network import LEARNING_RATE, WEIGHT_DECAY
 from moebench.systems.registry import make
+from tests.harness.reproduce.given import with_runs
 from tests.harness.reproduce.shipped import check_words
 from tests.harness.reproduce.test_flashmoe import run
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
-
-
-def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Any) -> list[Experiment]:
-    asked: list[Experiment] = []
-
-    def given(self: Evidence, *experiments: Experiment) -> Runs:
-        asked.extend(experiments)
-        return Runs(runs)
-
-    monkeypatch.setattr(Evidence, "runs", given)
-    return asked
 
 
 def test_table_1_states_the_networks_own_widths(

@@ -11,15 +11,9 @@ import pytest
 from moebench.harness.reproduce import read
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.flashmoe import PAPER, counts, times
-from moebench.results.store import Store
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 from tests.harness.reproduce.test_flashmoe import run
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
 
 
 def test_slots_that_equation_1_gives_for_the_memory_of_a_run() -> None:

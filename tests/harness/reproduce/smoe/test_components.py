@@ -1,6 +1,5 @@
 """Times of an expert by lane, rows and machine, with a cost model whose times are given."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,13 +7,7 @@ import pytest
 
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.smoe import components
-from moebench.results.store import Store
 from moebench.substrate.machines.protocol import Lane
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """Host bandwidths that the paper's figures imply, of figures that are given."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,7 @@ from moebench.harness.reproduce.ranges import PLACES
 from moebench.harness.reproduce.smoe import host_bandwidth
 from moebench.harness.reproduce.smoe.experiments import ABLATION, HOST, MAIN
 from moebench.harness.reproduce.smoe.host_bandwidth import FIGURES, Implied, implied, said
-from moebench.results.store import Store
 from tests.harness.reproduce.shipped import check_words
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
 
 
 def test_values_are_interpolated_over_their_logarithm() -> None:

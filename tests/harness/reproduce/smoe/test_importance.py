@@ -1,22 +1,15 @@
 """SMoE's figures of instrumented runs, on counts by hand."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
+from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.reproduce.smoe import importance
 from moebench.harness.reproduce.smoe.experiments import ABLATION, STEPS, TABLE_I
 from moebench.harness.reproduce.smoe.importance import off_device
 from moebench.harness.reproduce.smoe.instrumented import Importance, Watched
-from moebench.results.store import Store
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
 
 
 def seen(setting: str, seed: int, top: tuple[int, int], low: tuple[int, int]) -> Watched:
@@ -30,6 +23,7 @@ def seen(setting: str, seed: int, top: tuple[int, int], low: tuple[int, int]) ->
 def watching(
     monkeypatch: pytest.MonkeyPatch, experiment: Experiment, steps: dict[str, Sequence[Watched]]
 ) -> None:
+from tests.harness.reproduce.given import with_runs
     """Give each step of the ablation its instrumented runs."""
 
     def watch(evidence: Evidence, asked: Experiment, **options: str) -> Sequence[Watched]:
@@ -51,17 +45,6 @@ def run(setting: str, seed: int, step: str = "+CE", **metrics: Any) -> Any:
         },
         "metrics": metrics,
     }  # fmt: skip
-
-
-def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Any) -> list[Experiment]:
-    asked: list[Experiment] = []
-
-    def given(self: Evidence, *experiments: Experiment) -> Runs:
-        asked.extend(experiments)
-        return Runs(runs)
-
-    monkeypatch.setattr(Evidence, "runs", given)
-    return asked
 
 
 def test_shares_off_the_device_by_kind() -> None:

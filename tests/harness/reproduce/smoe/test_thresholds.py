@@ -1,6 +1,5 @@
 """Accuracy by α on rows by hand, and how well a curve of TPOT is fitted."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +8,8 @@ import pytest
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.reproduce.smoe import thresholds
-from moebench.results.store import Store
 from tests.harness.reproduce.test_smoe import document
 from tests.results.tables import row
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
-    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
 
 
 def scores(workload: str, generated: bool = True, **by_alpha: float) -> list[Any]:
