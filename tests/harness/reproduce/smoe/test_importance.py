@@ -10,6 +10,7 @@ from moebench.harness.reproduce.smoe import importance
 from moebench.harness.reproduce.smoe.experiments import ABLATION, STEPS, TABLE_I
 from moebench.harness.reproduce.smoe.importance import off_device
 from moebench.harness.reproduce.smoe.instrumented import Importance, Watched
+from tests.harness.reproduce.given import with_runs
 
 
 def seen(setting: str, seed: int, top: tuple[int, int], low: tuple[int, int]) -> Watched:
@@ -23,7 +24,6 @@ def seen(setting: str, seed: int, top: tuple[int, int], low: tuple[int, int]) ->
 def watching(
     monkeypatch: pytest.MonkeyPatch, experiment: Experiment, steps: dict[str, Sequence[Watched]]
 ) -> None:
-from tests.harness.reproduce.given import with_runs
     """Give each step of the ablation its instrumented runs."""
 
     def watch(evidence: Evidence, asked: Experiment, **options: str) -> Sequence[Watched]:
