@@ -15,13 +15,12 @@ import json
 import os
 import queue
 import random
-import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from scipy.stats import binomtest
 
 from tests.mutants.coverage import Covering, product_files, state
 from tests.mutants.operators import KINDS, Mutant, is_python, mutants
+from tests.mutants.server import HANGS, TestServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,9 +38,6 @@ ROOT = Path(__file__).parents[2]
 PORTIONS_S = (15.0, 30.0, 60.0)
 #: A portion that lasts so many times as long as usual, and a minute, hangs.
 PATIENCE = 5
-#: A defect may not fill the computer's memory.
-MOST_BYTES = 12 << 30
-
 
 #: What is said of tests that could not be run or were ended.
 ENDED = "pytest ended with"
@@ -81,22 +78,22 @@ def drawn(root: Path, seed: int, count: int) -> list[tuple[Mutant, bytes]]:
     return list(found.items())
 
 
-def judged(checkout: Path, mutant: Mutant, content: bytes, covering: Covering) -> Verdict:
+def judged(server: TestServer, mutant: Mutant, content: bytes, covering: Covering) -> Verdict:
     """Return what the tests of a checkout say of a defect, which is put in and taken out again."""
     tests = covering.tests(mutant)
     outcome, by, ran = "survived" if tests else "uncovered", "", 0
-    file = checkout / mutant.file
+    file = server.checkout / mutant.file
     file.write_bytes(mutant.applied(content))
     try:
         for portion in _portions(tests, covering.seconds):
-            by = _failure(checkout, portion, covering.total_s(portion))
+            by = _failure(server, portion, covering.total_s(portion))
             ran += len(portion)
             if by:
                 outcome = "caught"
                 break
     finally:
         file.write_bytes(content)
-    if by.startswith(ENDED) and _failure(checkout, portion, covering.total_s(portion)) == by:
+    if by.startswith(ENDED) and _failure(server, portion, covering.total_s(portion)) == by:
         raise SystemExit(f"{by} without a defect, too, for these tests: {' '.join(portion)[:500]}")
     return Verdict(mutant.shown(content), mutant.kind, outcome, by, ran, len(tests))
 
@@ -113,42 +110,35 @@ def _portions(tests: list[str], seconds: dict[str, float]) -> Iterator[list[str]
             yield portion
 
 
-def _failure(checkout: Path, tests: list[str], usual_s: float) -> str:
+def _failure(server: TestServer, tests: list[str], usual_s: float) -> str:
     """Run tests until the first fails; return it or how they ended, nothing if all pass."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
-        listed = Path(scratch) / "tests.txt"
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        scratch = Path(folder)
+        listed = scratch / "tests.txt"
         listed.write_text("\n".join(tests))
-        command = [
-            sys.executable, "-m", "pytest", f"@{listed}", "-x", "--timeout",
-            str(round(60 + PATIENCE * max(usual_s / len(tests), 1))), "-p", "no:cacheprovider",
-            "--basetemp", f"{scratch}/pytest", "--tb=no", "--durations=0",
+        longest_s = round(60 + PATIENCE * max(usual_s / len(tests), 1))
+        arguments = [
+            f"@{listed}", "-x", "--timeout", str(longest_s), "-p",
+            "no:cacheprovider", "--basetemp", f"{scratch}/pytest", "--tb=no", "--durations=0",
         ]  # fmt: skip
-        environment = os.environ | {
-            "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "TMPDIR": scratch,
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }  # fmt: skip
-        try:
-            ended = subprocess.run(
-                command, cwd=checkout, env=environment, capture_output=True, text=True,
-                errors="replace", timeout=60 + PATIENCE * usual_s, preexec_fn=_limit_memory,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return "hangs"
-    if ended.returncode == 0:
-        return ""
-    for line in ended.stdout.splitlines():
+        code, printed = server.run(arguments, scratch, 60 + PATIENCE * usual_s)
+    if code in (0, HANGS):
+        return HANGS if code else ""
+    for line in printed.splitlines():
         kind, _, rest = line.partition(" ")
         named = [test for test in tests if rest.startswith(test)]
         if kind in ("FAILED", "ERROR") and named:
             return max(named, key=len)
-    return f"{ENDED} {ended.returncode}"
+    return f"{ENDED} {code}"
 
 
-def confirmed(checkout: Path, verdicts: list[Verdict], seconds: dict[str, float]) -> list[Verdict]:
+def confirmed(
+    server: TestServer, verdicts: list[Verdict], seconds: dict[str, float]
+) -> list[Verdict]:
     """Return the verdicts after running the tests that failed once more, without any defect."""
     tests = sorted({one.by for one in verdicts if one.by in seconds})
     wrong = set[str]()
-    while tests and (failed := _failure(checkout, tests, sum(seconds[test] for test in tests))):
+    while tests and (failed := _failure(server, tests, sum(seconds[test] for test in tests))):
         if failed not in tests:
             raise SystemExit(f"the tests that caught a defect cannot run without one: {failed}")
         wrong.add(failed)
@@ -156,43 +146,40 @@ def confirmed(checkout: Path, verdicts: list[Verdict], seconds: dict[str, float]
     return [replace(one, outcome="unsound") if one.by in wrong else one for one in verdicts]
 
 
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
-
-
 @contextmanager
-def checkouts(number: int) -> Iterator["queue.Queue[Path]"]:
+def checkouts(number: int) -> Iterator[list[Path]]:
     """Provide clones of what was committed last; they are removed at the end."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        free: queue.Queue[Path] = queue.Queue()
-        for n in range(number):
-            clone = Path(folder) / str(n)
+        clones = [Path(folder) / str(n) for n in range(number)]
+        for clone in clones:
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-            free.put(clone)
-        yield free
+        yield clones
 
 
 def main(seed: int, count: int, jobs: int, kept: Path) -> int:
     """Judge drawn defects, print those that survive and the score; return 1 if one survives."""
-    with checkouts(jobs) as free:
-        first = free.get()
-        free.put(first)
+    with checkouts(jobs) as clones, ExitStack() as stack:
+        first = clones[0]
         known = kept / state(first)
         covering = Covering.measured(first, known, jobs)
         found = drawn(first, seed, count)
         log = known / f"seed-{seed}.jsonl"
         before = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         done = {one["shown"]: Verdict(**one) for one in before}
+        servers = [stack.enter_context(closing(TestServer(clone))) for clone in clones]
+        free: queue.Queue[TestServer] = queue.Queue()
+        for server in servers:
+            free.put(server)
 
         def judge(one: tuple[Mutant, bytes]) -> Verdict:
             mutant, content = one
             shown = mutant.shown(content)
             if shown not in done:
-                checkout = free.get()
+                server = free.get()
                 try:
-                    verdict = judged(checkout, mutant, content, covering)
+                    verdict = judged(server, mutant, content, covering)
                 finally:
-                    free.put(checkout)
+                    free.put(server)
                 with log.open("a") as file:
                     print(json.dumps(vars(verdict)), file=file)
                 done[shown] = verdict
@@ -201,7 +188,7 @@ def main(seed: int, count: int, jobs: int, kept: Path) -> int:
 
         with ThreadPoolExecutor(jobs) as workers:
             verdicts = list(workers.map(judge, found))
-        verdicts = confirmed(first, verdicts, covering.seconds)
+        verdicts = confirmed(servers[0], verdicts, covering.seconds)
     print(report(verdicts))
     return 0 if all(one.outcome == "caught" for one in verdicts) else 1
 

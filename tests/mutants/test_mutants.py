@@ -1,7 +1,11 @@
 """Drawn defects are small, valid, of every kind and equal for equal seeds; tests judge them."""
 
 import ast
+import os
+import select
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import coverage
@@ -11,6 +15,7 @@ from tests.mutants import coverage as covering
 from tests.mutants.coverage import Covering
 from tests.mutants.operators import KINDS, Mutant, is_python, mutants
 from tests.mutants.run import Verdict, confirmed, drawn, judged, report
+from tests.mutants.server import HANGS, TestServer
 
 SOURCE = b'''"""A text."""
 LIMIT = 3
@@ -106,8 +111,60 @@ def test_false():
 """
 
 
+@pytest.fixture
+def server(project: Path) -> Iterator[TestServer]:
+    with closing(TestServer(project)) as started:
+        yield started
+
+
+PORTIONS = """
+import os, subprocess, sys, time
+import pytest
+
+def test_passes():
+    assert "moebench" not in sys.modules
+
+def test_hangs():
+    print("waits", flush=True)
+    while True:
+        pass
+
+def test_ends_its_process():
+    os._exit(7)
+
+def test_leaves_a_process():
+    left = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    open("left.txt", "w").write(str(left.pid))
+"""
+
+
 @pytest.mark.slow
-def test_the_tests_that_cover_a_defect_judge_it(project: Path) -> None:
+def test_a_portion_of_tests_passes_hangs_or_ends(
+    project: Path, server: TestServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (project / "test_portions.py").write_text(PORTIONS)
+
+    def run(test: str, limit_s: float = 60) -> tuple[int | str, str]:
+        scratch = tmp_path_factory.mktemp("scratch")
+        return server.run([f"test_portions.py::test_{test}", "-s"], scratch, limit_s)
+
+    code, printed = run("passes")
+    assert (code, "1 passed" in printed) == (0, True)
+    assert run("absent")[0] == pytest.ExitCode.USAGE_ERROR
+    code, printed = run("hangs", limit_s=2)
+    assert (code, "waits" in printed) == (HANGS, True)
+    assert run("ends_its_process")[0] == 7
+    assert run("leaves_a_process")[0] == 0
+    try:
+        left = os.pidfd_open(int((project / "left.txt").read_text()))
+    except (ProcessLookupError, AttributeError):  # ended already, or not Linux
+        return
+    assert select.select([left], [], [], 60)[0]  # it was killed, and ends
+    os.close(left)
+
+
+@pytest.mark.slow
+def test_the_tests_that_cover_a_defect_judge_it(project: Path, server: TestServer) -> None:
     place = project / "tests" / "systems"
     place.mkdir(parents=True)
     (place / "test_a.py").write_text(TESTS)
@@ -119,15 +176,15 @@ def test_the_tests_that_cover_a_defect_judge_it(project: Path) -> None:
     seconds = {f"tests/systems/test_a.py::test_{name}": 0.1 for name in ("sum", "nothing")}
     covering = Covering(data, seconds)
     by_text = {(one.line, one.text): one for one in mutants("systems/a.py", SOURCE)}
-    found = judged(project, by_text[15, "-="], SOURCE, covering)
+    found = judged(server, by_text[15, "-="], SOURCE, covering)
     assert (found.outcome, found.by) == ("caught", "tests/systems/test_a.py::test_sum")
-    survives = judged(project, by_text[9, ""], SOURCE, covering)  # no line of a test
+    survives = judged(server, by_text[9, ""], SOURCE, covering)  # no line of a test
     assert survives.outcome == "survived"
     assert (project / "systems" / "a.py").read_bytes() == SOURCE
-    assert confirmed(project, [found, survives], seconds) == [found, survives]
+    assert confirmed(server, [found, survives], seconds) == [found, survives]
     unsound = Verdict("x", "order", "caught", "tests/systems/test_a.py::test_false", 1, 1)
     more = seconds | {unsound.by: 0.1}
-    assert [one.outcome for one in confirmed(project, [unsound, found], more)] == [
+    assert [one.outcome for one in confirmed(server, [unsound, found], more)] == [
         "unsound", "caught",
     ]  # fmt: skip
     unknown = Mutant("systems/b.py", "order", 1, (1,), False, 0, 1, "")
