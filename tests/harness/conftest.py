@@ -48,4 +48,14 @@ def shipped_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore the shipped models for one test of a module that uses the tiny ones."""
     for name, folder in SHIPPED.items():
         monkeypatch.setattr(catalogue, name, folder)
-    monkeypatch.delenv(catalogue.FOLDER_VARIABLE)
+    monkeypatch.delenv(catalogue.FOLDER_VARIABLE, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def models_that_were_asked_for(request: pytest.FixtureRequest) -> None:
+    """Restore the shipped models for a test that does not ask for the tiny ones of its module.
+
+    Otherwise its result would depend on the order of the module's tests.
+    """
+    if "tiny_models" not in request.fixturenames:
+        request.getfixturevalue("shipped_models")
