@@ -132,19 +132,19 @@ def test_text_shows_summary_groups_worst_rows_and_reasons(file, monkeypatch) -> 
 
 
 def test_the_most_frequent_reason_is_first_and_names_three_figures(monkeypatch, tmp_path) -> None:
-    ids = [{"id": f"b{n}", "prefill_tok_s": ""} for n in range(5)]
+    ids = [{"id": f"b{n}", "prefill_tok_s": ""} for n in range(6)]
     file = write(tmp_path / "rows.csv", {"id": "b", "prefill_tok_s": ""}, *ids)
 
     def predict(rows):
-        reasons = {"b": "a rare one", "b4": "another"}
+        reasons = {"b": "a rare one", "b0": "a rare one", "b4": "another"}
         return [one._replace(reason=reasons.get(one.id, "a frequent one"), predicted=None)
                 for one in predicted(rows)]  # fmt: skip
 
     install(monkeypatch, predict=predict)
     said = [line for line in call(*PUBLISHED, file).err.splitlines() if "not predicted" in line]
     assert said == [
-        "not predicted: a frequent one: b0 decode, b1 decode, b2 decode and 1 more",
-        "not predicted: a rare one: b decode", "not predicted: another: b4 decode",
+        "not predicted: a frequent one: b1 decode, b2 decode, b3 decode and 1 more",
+        "not predicted: a rare one: b decode, b0 decode", "not predicted: another: b4 decode",
     ]  # fmt: skip
 
 
