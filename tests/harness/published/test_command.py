@@ -137,13 +137,13 @@ def test_the_most_frequent_reason_is_first_and_names_three_figures(monkeypatch, 
 
     def predict(rows):
         reasons = {"b": "a rare one", "b0": "a rare one", "b4": "another"}
-        return [one._replace(reason=reasons.get(one.id, "a frequent one"), predicted=None)
+        return [one._replace(reason=reasons.get(one.id, "the frequent one"), predicted=None)
                 for one in predicted(rows)]  # fmt: skip
 
     install(monkeypatch, predict=predict)
     said = [line for line in call(*PUBLISHED, file).err.splitlines() if "not predicted" in line]
     assert said == [
-        "not predicted: a frequent one: b1 decode, b2 decode, b3 decode and 1 more",
+        "not predicted: the frequent one: b1 decode, b2 decode, b3 decode and 1 more",
         "not predicted: a rare one: b decode, b0 decode", "not predicted: another: b4 decode",
     ]  # fmt: skip
 
@@ -186,7 +186,15 @@ def test_new_file_is_a_template_and_then_checked(tmp_path, monkeypatch) -> None:
     assert "line 2\tid; source; where; model; quant; system; gpu or cpu" in called.out
     write(Path("mine.csv"), {})
     called = call("validate", "--add-row", "mine.csv")
-    assert (called.code, called.out.splitlines()[1:]) == (0, ["line 2 (a1)\tcomplete\tall named"])
+    assert (called.code, called.out.splitlines()) == (
+        0, ["row\tmissing\tmissing for an absolute prediction",
+            "line 2 (a1)\tcomplete\tall named"],
+    )  # fmt: skip
+    write(Path("mine.csv"), {}, {"id": "a2", "model": ""})
+    called = call("validate", "--add-row", "mine.csv")
+    assert (called.code, called.out.splitlines()[1:]) == (
+        1, ["line 2 (a1)\tcomplete\tall named", "line 3 (a2)\tmodel\tall named"],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -277,6 +285,14 @@ def test_laws_and_crossings_are_shown(capsys: pytest.CaptureFixture[str]) -> Non
         "measured": {"start": pytest.approx(10), "slope": pytest.approx(2)},
         "predicted": {"start": pytest.approx(20), "slope": pytest.approx(4)},
     }  # fmt: skip
+
+
+def test_a_row_that_has_only_a_bound_is_a_figure_without_a_value() -> None:
+    """One that a predictor names, and one with figures that it leaves out, are no such rows."""
+    rows = [row("only a bound", decode_lo=3), row("named", decode_lo=3), row("left out", 8)]
+    named = Prediction("named", "decode", 3, 3, 2, 4)
+    found = command._rows(rows, [named])
+    assert [(one["id"], one["measured"]) for one in found] == [("named", 3), ("only a bound", None)]
 
 
 def test_ten_remarks_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
