@@ -73,6 +73,10 @@ def test_the_same_channel_of_two_sockets_is_two() -> None:
     bank = said(device("DIMM 0", "CPU1 Channel b"), device("DIMM 1", "CPU1 Channel B"))
     assert bank is not None
     assert bank.channels == 1
+    # The locator names the channel, and the bank the socket.
+    sockets = said(device("DIMM_A1", "NODE 0"), device("DIMM_A1", "NODE 1"))
+    assert sockets is not None
+    assert sockets.channels == 2
     none = said(device("x"), device("x"))
     assert none is not None
     assert none.channels == 2, "each module by itself"

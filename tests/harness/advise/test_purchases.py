@@ -15,7 +15,7 @@ from moebench.harness.advise.machine import hardware
 from moebench.harness.advise.purchases import Purchase, changes, purchases
 from moebench.harness.advise.question import Hardware, Question
 from moebench.substrate.errors import UsageError
-from moebench.substrate.machines.parts import parts
+from moebench.substrate.machines.parts import Processor, parts
 
 
 def asked(model: str = "gpt-oss-120b", **parts: str) -> Question:
@@ -136,6 +136,23 @@ def test_a_measured_memory_is_not_replaced_and_an_unknown_processor_has_no_chann
     ]  # fmt: skip
     fast = offered(gpu="rtx-5090", cpu="ryzen-9-9950x", memory="ddr5-8000*2", link="pcie5x16")
     assert not any("instead of DDR5" in what or "PCIe" in what for what in fast)
+
+
+def test_modules_for_all_channels_have_the_rate_of_those_that_are_there() -> None:
+    """Modules that were detected are in the machine's description alone."""
+    now, processor = Hardware(gpu="rtx-3090"), parts()["ryzen-9-5950x"]
+    assert isinstance(processor, Processor)
+    found = dict(module._memory(now, processor, "1 channel of DDR4-2666"))
+    assert {what: (one.memory, one.channels) for what, one in found.items()} == {
+        "DDR4-3200 instead of DDR4-2666": ("DDR4-3200", 1),
+        "DDR4-3600 instead of DDR4-2666": ("DDR4-3600", 1),
+        "memory on 2 channels instead of 1": ("DDR4-2666", 2),
+    }
+    two = replace(now, sockets=2)
+    assert "memory on 4 channels instead of 1" in dict(
+        module._memory(two, processor, "1 channel of DDR4-2666")
+    )
+    assert list(module._memory(now, processor, "soldered memory")) == []
 
 
 def row(decode: float, prefill: float | None = None, forced: bool = False) -> Any:

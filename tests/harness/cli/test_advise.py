@@ -6,10 +6,12 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from moebench.harness.advise import advice
 from moebench.harness.advise.budget import runs
 from moebench.harness.advise.budget.choose import Candidate, Demand, Fit, rank
 from moebench.harness.cli import advise as command
@@ -429,3 +431,32 @@ def test_the_page_is_written_and_a_question_answered_after_it(
     line = refused("advise", "--html", "x.html", "--model", "none.gguf")
     assert "none.gguf" in line
     assert len(written) == 2
+
+
+def test_every_option_of_a_machine_reaches_the_question(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All that `advise` has an option for is among what `advice.advise` is asked."""
+    asked: list[dict[str, Any]] = []
+
+    def answer(model: str, **options: Any) -> Any:
+        asked.append({"model": model, **options})
+        return SimpleNamespace(document={}, answers=[{"fits": "fits"}], cached=False)
+
+    monkeypatch.setattr(advice, "advise", answer)
+    texts = {
+        "model": "gpt-oss-20b", "machine": "desk", "quant": "mxfp4", "gpu": "rtx-3090",
+        "cpu": "ryzen-9-5950x", "ram": "64", "memory": "ddr4-2666*2", "bandwidth": "40",
+        "link": "pcie4x16", "copies": "20", "disk": "nvme4", "context": "32k", "prompt": "300",
+        "tokens": "40", "config": "llama.cpp -ncmoe 28",
+    }  # fmt: skip
+    lines = [word for name, value in texts.items() for word in (f"--{name}", value)]
+    more = ("--batch", "2", "--bits", "4.5", "--engines", "vllm,ollama", "--store", tmp_path)
+    called = call("advise", *lines, *more, "--lossless", "--buy", "--fresh", "--json")
+    assert called.code == 0, called.err
+    (one,) = asked
+    assert one.pop("told")
+    assert one == texts | {
+        "batch": 2, "bits": 4.5, "bandwidth": 40, "copies": 20, "engines": ["vllm", "ollama"],
+        "store": tmp_path, "lossless": True, "buy": True, "fresh": True,
+    }  # fmt: skip
