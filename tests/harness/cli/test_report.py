@@ -12,7 +12,11 @@ from rich.console import Console
 
 from moebench.harness import extras
 from moebench.harness.cli import report
-from moebench.reports.formats import trackers
+from moebench.reports.compare import conditions, tables
+from moebench.reports.formats import svg, trackers
+from moebench.reports.page import runs as page_runs
+from moebench.reports.page import static_figures as figures
+from moebench.reports.sections import throughput
 from moebench.results.accuracy_table import write_table
 from moebench.results.store import Store
 from tests.harness.commands import call, refused
@@ -312,3 +316,50 @@ def test_failed_cells_are_said_in_a_pipe() -> None:
     alone = Store(Path("other"))
     alone.fail("cell", {"system": "smoe", "setting": "S3"}, "no memory", "where")
     assert call("report", "--store", "other").out == ""
+
+
+@pytest.mark.slow
+def test_a_search_that_cannot_be_read_is_left_out_of_the_page(here: Path) -> None:
+    stored(run("a"))
+    folder = here / ".moebench" / "search"
+    folder.mkdir(parents=True)
+    (folder / "broken.json").write_text("{")
+    called = call("report", "--html", "page.html")
+    assert called.code == 0
+    assert "left out: .moebench/search/broken.json: not a stored search" in called.err
+    assert (here / "page.html").exists()
+
+
+def test_static_figures_have_curves_of_the_runs_with_details(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all runs that lack nothing, curves and timelines are read of those alone."""
+    whole = [{"run_id": name} for name in ("a", "b", "c")]
+    read: dict[str, Any] = {}
+    monkeypatch.setattr(conditions, "lacks", lambda one: one["run_id"] == "old")
+    monkeypatch.setattr(page_runs, "detailed", lambda runs: ["c", "a"])
+    monkeypatch.setattr(tables, "comparisons", lambda runs, said: SimpleNamespace(tables=runs))
+    monkeypatch.setattr(tables, "matrix", lambda runs: f"matrix of {len(runs)}")
+    monkeypatch.setattr(
+        throughput, "load", lambda folder, runs: read.setdefault("curves", (folder, runs))
+    )
+    monkeypatch.setattr(
+        figures, "static_figures", lambda *given: read.setdefault("drawn", given) and ["drawn"]
+    )
+    monkeypatch.setattr(figures, "history_figures", lambda history: [history])
+    monkeypatch.setattr(
+        svg, "write_figures", lambda drawn, to: read.setdefault("written", (drawn, to))
+    )
+    store = SimpleNamespace(directory=Path("st"), timelines=lambda ids: {"timelines": sorted(ids)})
+    report._write_figures(
+        Path("out"),
+        store,
+        [*whole, {"run_id": "old"}],
+        ["view"],
+        "history",  # type: ignore[arg-type, list-item]
+    )
+    assert read["curves"] == (Path("st"), [{"run_id": "a"}, {"run_id": "c"}])
+    runs, beside, views, curves, timelines, _ = read["drawn"]
+    assert (runs, beside, views) == (whole, "matrix of 3", ["view"])
+    assert (curves, timelines) == (read["curves"], {"timelines": ["a", "c"]})
+    assert read["written"] == (["drawn", "history"], Path("out"))

@@ -98,6 +98,40 @@ def test_a_package_has_its_former_modules_too(monkeypatch: pytest.MonkeyPatch) -
     assert {one.name for one in found} == {"Mine"}
 
 
+class Renamed(Repository):
+    """Files of a package were renamed twice; the last one is there."""
+
+    def __init__(self, there: str) -> None:
+        super().__init__()
+        self.there = there
+
+    def renames(self, since: str) -> list[tuple[str, str]]:
+        return [("one.py", "two.py"), ("three/__init__.py", "two.py"), ("x.py", "y.py")]
+
+    def read(self, commit: str, file: str) -> bytes | None:
+        assert commit == "c4"
+        return b"" if file == self.there else None
+
+
+@pytest.mark.parametrize(
+    ("there", "last"), [("one.py", "one:S"), ("two.py", "two:S"), ("three/__init__.py", "three:S")]
+)
+def test_renamed_systems_are_one_and_have_the_name_of_the_file_that_is_there(
+    there: str, last: str
+) -> None:
+    """Other classes of the same files, and files that were not renamed, are others."""
+    commits = [SimpleNamespace(id=f"c{n}", time=float(n)) for n in range(5)]
+    one = place._Placing(Renamed(there), commits, "c0", None)  # type: ignore[arg-type]
+    names = ("one:S", "two:S", "three:S", "two:T", "one:T", "four:S", "x:S")
+    entries = {name: Entry(*name.split(":"), frozenset()) for name in names}
+    found = one._latest(entries)
+    assert {found[name] for name in names[:3]} == {last}
+    # Without a file that is there, the last by name.
+    others = {"one.py": "one:T", "two.py": "two:T"}.get(there, "two:T")
+    assert {found[name] for name in ("one:T", "two:T")} == {others}
+    assert {name: found[name] for name in ("four:S", "x:S")} == {"four:S": "four:S", "x:S": "x:S"}
+
+
 def test_versions_of_moebench_that_a_run_may_have_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "code_hash", lambda: "code")
     monkeypatch.setattr(place, "Tree", lambda *given, **more: (given, more))
