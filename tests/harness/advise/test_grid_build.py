@@ -250,6 +250,11 @@ def test_the_command_writes_a_grid_and_says_its_errors(
     assert given[1][0] == (MODELS, grid_build.PARTS)
     assert (given[1][1]["processes"], given[1][1]["as_is"]) == (None, False)
     assert not (tmp_path / "other").exists()
+    written: list[Path] = []
+    monkeypatch.setattr(grid_build, "build_grid", build)
+    monkeypatch.setattr(grid_build, "write_grid", lambda out, grid: written.append(out))
+    assert grid_build.main([]) == 0
+    assert written == [grid_build.FILE]
 
 
 def test_commands_and_their_notes_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:

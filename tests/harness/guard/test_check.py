@@ -388,6 +388,11 @@ def test_the_gravest_verdict_is_the_command_s(monkeypatch, tmp_path, capsys):
     guarded = check.Guarded({}, references=tmp_path / "mine.json")
     assert check.check_command(False, 0, False, guarded) == 4
     assert capsys.readouterr().err.splitlines()[-1] == "check: improved"
+    assert check.check_command(False, 0, True, guarded) == 4
+    assert capsys.readouterr().out == (
+        '{"cells": [{"cell": "pass", "reason": "why", "verdict": "pass"}, '
+        '{"cell": "improved", "reason": "why", "verdict": "improved"}], "verdict": "improved"}\n'
+    )
     found.append(Finding("m", Verdict.NOT_MEASURED, "why"))
     assert check.check_command(False, 0, False, guarded) == 3
     found.insert(0, Finding("r", Verdict.REGRESSED, "why"))

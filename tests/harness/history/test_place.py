@@ -98,6 +98,33 @@ def test_a_package_has_its_former_modules_too(monkeypatch: pytest.MonkeyPatch) -
     assert {one.name for one in found} == {"Mine"}
 
 
+def test_versions_of_a_system_are_those_of_all_policies_that_its_runs_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = {"": [0, 3], "evict_a": [1, 3], "nowhere": [4]}
+    one = placing()
+
+    def entries(run: Any) -> Any:
+        name, _, policy = run["spec"]["system"].partition("+")
+        return (Entry(name, "S", frozenset({policy})),) if name != "gone" else ()
+
+    def system(key: Any) -> Any:
+        (policy,) = key[0].policies
+        return SimpleNamespace(nowhere=policy == "nowhere", starts=lambda commits: starts[policy])
+
+    monkeypatch.setattr(one, "_entries", entries)
+    monkeypatch.setattr(one, "_system", system)
+    monkeypatch.setattr(one, "_latest", lambda entries: dict.fromkeys(entries, "mine"))
+    monkeypatch.setattr(one, "_placed", lambda run, name, system: [])
+    runs = ("a", "a", "b+evict_a", "c+nowhere", "c+nowhere", "gone")
+    found = one.found([run(name) for name in runs])
+    assert found.versions == {"mine": [0, 1, 3]}
+    assert found.left_out == [
+        "2 runs of c+nowhere: no commit of /repository has c",
+        "1 run of gone: its package is not installed, which names its modules",
+    ]
+
+
 class Renamed(Repository):
     """Files of a package were renamed twice; the last one is there."""
 
