@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moebench.harness.cli import trace_caches as command
 from moebench.substrate.analysis.cache_replay import hit_rate, topology
 from moebench.substrate.analysis.statistics import hit_rates, lru_hits
 from moebench.substrate.errors import UsageError
@@ -206,3 +207,12 @@ def test_rules_of_engines_are_counted_and_their_readings_differ(
 )
 def test_what_cannot_be_is_one_line(drawn: Path, options: tuple[str, ...], said: str) -> None:
     assert said in refused("trace", "caches", drawn, *options)
+
+
+def test_sizes_are_whole_numbers_from_one_slot_to_all_experts() -> None:
+    assert command._sizes("1,8,3", 8) == [1, 8, 3]
+    for text in ("0", "9", "-1", "1.5", "x"):
+        with pytest.raises(UsageError, match=f"--slots {text}: allowed: whole numbers from 1 to 8"):
+            command._sizes(text, 8)
+    assert command._sizes(None, 3) == [1, 2]  # eighths 1 to 4 of three, and 6 of eight
+    assert command._sizes(None, 64) == [8, 16, 24, 32, 48]
