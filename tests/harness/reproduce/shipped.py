@@ -38,8 +38,9 @@ def check(paper: str, claims: Iterable[Claim]) -> None:
     (shipped,) = (result for result in read() if result.paper == paper)
     known = {result.id: result for result in shipped.claims}
     whole = import_module(f"moebench.harness.reproduce.{paper}").PAPER.claims
-    names = {claim.id for claim in claims}
-    assert names
+    ids = [claim.id for claim in claims]
+    names = set(ids)
+    assert 0 < len(names) == len(ids), "each claim once"
     for claim in whole:
         if claim.id not in names:
             continue

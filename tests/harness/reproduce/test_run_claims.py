@@ -448,3 +448,28 @@ def test_cells_of_claims_and_tables_are_run_once(bench: Bench) -> None:
     assert sorted(found) == sorted([ONE.name, PAIR.name])
     assert found[ONE.name].cells == ONE.cells
     assert found[ONE.name].quick == ONE.plan(True, {})
+
+
+def test_a_counter_experiment_runs_before_its_cells_without_the_change(bench: Bench) -> None:
+    """Claims that share one have it once, with the cells of both; a reproduced one has none."""
+    lean = CounterExperiment("lean", {"software": "lean"})
+    always = CounterExperiment("always", {"batch": 2}, always=True)
+    first = claim("a", ratio, PAIR)
+    judged = [
+        (replace(first, counters=(lean,)), Verdict.NOT_REPRODUCED),
+        (replace(first, needs=(ONE,), counters=(lean, always)), Verdict.NO_EFFECT),
+        (replace(first, counters=(lean,)), Verdict.REPRODUCED),
+    ]
+    made: list[Any] = [
+        (one, run_claims._measured(one, bench.evidence).model_copy(update={"verdict": verdict}))
+        for one, verdict in judged
+    ]
+    found = [
+        ([need.name for need in needs], changed.changes, changed.quick)
+        for needs, changed in run_claims._countering(made, bench.evidence)
+    ]
+    assert found == [
+        (["pair", "one"], {"software": "lean"}, True), (["pair", "one", "one"], {}, True),
+        (["one"], {"batch": 2}, True),
+    ]  # fmt: skip
+    assert run_claims._countering(made[2:], bench.evidence) == []
