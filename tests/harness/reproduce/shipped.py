@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterable
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-from moebench.harness.reproduce.claim import Claim, PaperClaims
+from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims
 from moebench.harness.reproduce.run_claims import sweeps
 from moebench.results.claims import Exhibit, Verdict, read
 
@@ -31,6 +32,18 @@ def check_sweeps(paper: PaperClaims) -> None:
     (shipped,) = (result for result in read() if result.paper == paper.paper)
     ours = {name: as_json(one.model_dump()) for name, one in sweeps(paper).items()}
     assert {name: one.model_dump() for name, one in shipped.experiments.items()} == ours
+
+
+def check_counters(paper: PaperClaims, module: ModuleType) -> None:
+    """Check that a module's counter-experiments change what those of the results that ship do."""
+    (shipped,) = (result for result in read() if result.paper == paper.paper)
+    known = {one.name: one for result in shipped.claims for one in result.counters}
+    ours = [one for one in vars(module).values() if isinstance(one, CounterExperiment)]
+    compared = [one for one in ours if one.name in known]
+    assert compared
+    for one in compared:
+        assert as_json(one.changes) == known[one.name].changes, one.name
+        assert one.reading == known[one.name].reading, one.name
 
 
 def check(paper: str, claims: Iterable[Claim]) -> None:

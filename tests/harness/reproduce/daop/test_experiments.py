@@ -41,3 +41,7 @@ def test_counter_experiments_change_what_their_names_say() -> None:
     # 210 ms for 352 MB of an expert's three matrices in bf16.
     rate = 3 * 4096 * 14336 * 2 / 0.210 / 1e9
     assert rate == pytest.approx(1.68, abs=0.005)
+
+
+def test_counter_experiments_are_those_of_the_results_that_ship() -> None:
+    shipped.check_counters(PAPER, e)
