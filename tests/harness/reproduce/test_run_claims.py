@@ -473,3 +473,25 @@ def test_a_counter_experiment_runs_before_its_cells_without_the_change(bench: Be
         (["one"], {"batch": 2}, True),
     ]  # fmt: skip
     assert run_claims._countering(made[2:], bench.evidence) == []
+
+
+def test_a_counter_experiment_may_read_another_figure(bench: Bench) -> None:
+    """Its own measure replaces the claim's; the cells without the change are read as the claim."""
+
+    def seven(evidence: Evidence) -> Measured:
+        assert evidence.quick
+        return Measured.of([7.0], "estimate", "read otherwise")
+
+    readings = (
+        CounterExperiment("otherwise", {}, seven, always=True, reading=True),
+        CounterExperiment("lean", {"software": "lean"}, always=True),
+    )
+    (result,) = bench.claims(replace(claim("a", ratio, PAIR), counters=readings))
+    otherwise, lean = result.counters
+    assert (otherwise.name, otherwise.measured.value) == ("otherwise", 7)
+    assert (otherwise.measured.conditions, otherwise.reading) == ("read otherwise", True)
+    assert result.measured is not None
+    assert otherwise.unchanged == lean.unchanged == pytest.approx(result.measured.value)
+    assert (lean.changes, lean.reading) == ({"software": "lean"}, False)
+    assert lean.measured.value != 7
+    assert (result.verdict, otherwise.verdict) == (Verdict.REPRODUCED, Verdict.DIRECTION_ONLY)
