@@ -348,6 +348,13 @@ def test_every_value_names_its_source(desktop: Computer) -> None:
     }  # fmt: skip
 
 
+def test_sources_are_said_from_the_processor_to_the_disk(desktop: Computer) -> None:
+    """A command prints them in this order."""
+    assert list(found(desktop).sources) == [
+        "cpu", "cores", "sockets", "gpu", "cards", "link", "ram_gib", "channels", "memory", "disk",
+    ]  # fmt: skip
+
+
 def test_a_limit_above_the_memory_limits_nothing(desktop: Computer) -> None:
     desktop.write("fs/cgroup/memory.max", str(64 << 30))
     hardware = found(desktop)

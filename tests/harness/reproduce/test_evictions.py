@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from moebench.harness.reproduce.flashmoe.evictions import (
-    Duel,
-    duel,
-    eviction_map,
-    hit_rates,
-    regret,
-)
+from moebench.harness.reproduce.flashmoe.evictions import duel, eviction_map, hit_rates, regret
 from moebench.substrate.analysis.cache_replay import replay, token_steps, topology
 from moebench.systems.flashmoe import LearnedEviction
 from moebench.systems.registry import make
@@ -73,9 +67,3 @@ def test_regret_tells_the_layers_apart():
     both = regret(make("evict", "lru"), [ids_TLK], 3, 2, within=1)
     assert both.evictions == 2 * alone.evictions
     assert (both.refetched, both.idle) == (pytest.approx(alone.refetched), alone.idle)
-
-
-def test_a_share_is_of_the_evictions_whose_victims_are_used_at_different_times() -> None:
-    assert Duel(3, 1, 9).share == 0.75
-    assert Duel(1, 3, 0).share == 0.25
-    assert Duel(0, 0, 4).share == 0
