@@ -126,4 +126,6 @@ def test_a_line_is_due_without_any_work_that_reports(monkeypatch: pytest.MonkeyP
     told = threading.Event()
     with progress._ticking(told.set):
         assert told.wait(60)
+        (own,) = (thread for thread in threading.enumerate() if thread.name == "progress")
+        assert own.daemon, "a pipe that nobody reads does not keep the process"
     assert not any(thread.name == "progress" for thread in threading.enumerate())

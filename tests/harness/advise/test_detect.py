@@ -1,14 +1,16 @@
 """This computer's hardware, from recorded outputs of programs."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from moebench.harness.advise.detect import part_of_processor, this_computer
+from moebench.harness.advise.detect import _unknown_card, part_of_processor, this_computer
 from moebench.harness.advise.memory_modules import modules
 from moebench.harness.advise.parts_text import parts_text
 from moebench.harness.advise.question import Hardware
 from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.parts import parts
 from moebench.substrate.machines.profile import load_profile
 from tests.harness.advise.recorded import (
     DESKTOP_MEMORY,
@@ -328,3 +330,166 @@ def test_this_computer_is_read_without_an_error() -> None:
     hardware = this_computer()
     assert hardware.ram_gib is None or hardware.ram_gib > 0
     assert set(hardware.sources) <= {name for name in dir(hardware) if not name.startswith("_")}
+
+
+# ------------------------------------------------------------------------------- what is said
+
+
+def test_every_value_names_its_source(desktop: Computer) -> None:
+    sources = found(desktop).sources
+    assert sources.pop("memory").endswith("; configured rate")
+    assert sources.pop("channels") in found(desktop).sources["memory"]
+    name = "lscpu: 13th Gen Intel(R) Core(TM) i9-13900K"
+    assert sources == {
+        "gpu": "nvidia-smi", "cards": "nvidia-smi", "cpu": name, "sockets": "lscpu",
+        "link": "nvidia-smi: highest generation and width of its PCIe link",
+        "cores": "lscpu: cores of all sockets", "ram_gib": "/proc/meminfo: MemTotal",
+        "disk": "rate of the PCIe link of Samsung SSD 990 PRO 2TB",
+    }  # fmt: skip
+
+
+def test_sources_are_said_from_the_processor_to_the_disk(desktop: Computer) -> None:
+    """A command prints them in this order."""
+    assert list(found(desktop).sources) == [
+        "cpu", "cores", "sockets", "gpu", "cards", "link", "ram_gib", "channels", "memory", "disk",
+    ]  # fmt: skip
+
+
+def test_a_limit_above_the_memory_limits_nothing(desktop: Computer) -> None:
+    desktop.write("fs/cgroup/memory.max", str(64 << 30))
+    hardware = found(desktop)
+    assert (hardware.ram_gib, hardware.sources["ram_gib"]) == (31.2, "/proc/meminfo: MemTotal")
+
+
+def test_a_limit_is_the_memory_where_nothing_else_is_known(tmp_path: Path) -> None:
+    computer = Computer(tmp_path, lscpu=I9)
+    computer.write("fs/cgroup/memory.max", str(1536 << 20))
+    hardware = found(computer)
+    assert hardware.ram_gib == 1.5
+    assert hardware.sources["ram_gib"] == "/sys/fs/cgroup/memory.max: limit of this container"
+    (computer.sys / "fs/cgroup/memory.max").unlink()
+    computer.said["sysctl hw.memsize"] = str(96 << 30) + "\n"
+    hardware = found(computer)
+    assert (hardware.ram_gib, hardware.sources["ram_gib"]) == (96, "sysctl: hw.memsize")
+
+
+@pytest.mark.parametrize(
+    ("rate", "disk"),
+    [("8.0 GT/s PCIe", "nvme3"), ("16.0 GT/s PCIe", "nvme4"), ("32.0 GT/s PCIe", "nvme5")],
+)
+def test_a_disk_s_generation_is_that_of_its_link(tmp_path: Path, rate: str, disk: str) -> None:
+    hardware = found(Computer(tmp_path, lscpu=I9).disk("nvme1n1", None, rate))
+    assert hardware.disk == disk
+    assert hardware.sources["disk"] == "rate of the PCIe link of nvme1n1"
+
+
+@pytest.mark.parametrize(
+    ("model", "what"), [("Samsung 870", "disk Samsung 870"), (None, "disk sda")]
+)
+def test_a_disk_of_another_kind_is_named(tmp_path: Path, model: str | None, what: str) -> None:
+    hardware = found(Computer(tmp_path, lscpu=I9).disk("sda", model, "5.0 GT/s PCIe"))
+    assert hardware.disk == ""
+    assert hardware.unread[-1] == (
+        f"kind of the {what} not readable: moebench calibrate --quick measures it, or give "
+        "--disk nvme3"
+    )
+
+
+def test_the_kernels_file_names_processor_sockets_and_virtual_machines(tmp_path: Path) -> None:
+    """Two processors of two sockets; flags of a hypervisor hide the sockets."""
+    computer = Computer(tmp_path)
+    core = (
+        "model name\t: AMD EPYC 9654 96-Core Processor\nflags\t\t: fpu sse2{}\nphysical id\t: {}\n"
+    )
+    cpuinfo = computer.proc / "cpuinfo"
+    cpuinfo.write_text("".join(core.format("", n) for n in (0, 1, 0, 1)))
+    hardware = found(computer)
+    assert (hardware.cpu, hardware.sockets, hardware.virtual) == ("epyc-9654", 2, False)
+    name = "/proc/cpuinfo: AMD EPYC 9654 96-Core Processor"
+    assert (hardware.sources["cpu"], hardware.sources["sockets"]) == (name, "/proc/cpuinfo")
+    assert hardware.cores is None
+    assert "virtual" not in hardware.sources
+    cpuinfo.write_text("".join(core.format(" hypervisor", n) for n in (0, 1)))
+    hardware = found(computer)
+    assert (hardware.cpu, hardware.sockets, hardware.virtual) == ("epyc-9654", None, True)
+    assert hardware.sources["virtual"] == "lscpu or /proc/cpuinfo: hypervisor"
+    computer.said["lscpu"] = lscpu("unknown", 4)
+    assert found(computer).cpu == "epyc-9654", "lscpu knows no name"
+
+
+def test_cores_of_a_virtual_machine_are_processors(tmp_path: Path) -> None:
+    hardware = found(Computer(tmp_path, lscpu=lscpu("AMD EPYC 7763", 4, 2, 1, "KVM")))
+    assert (hardware.cores, hardware.virtual) == (8, True)
+    assert hardware.sources["cores"] == (
+        "lscpu: processors of a virtual machine, which may be threads of fewer cores"
+    )
+
+
+def test_what_is_not_among_the_parts_is_said_with_a_remedy(tmp_path: Path) -> None:
+    lines = (
+        "NVIDIA GeForce RTX 4090, 24564, 450.00, 2, 16\n"
+        "NVIDIA GeForce RTX 3060, 12288, 170.00, 4, 16\nTesla T4, 15360, 70.00, 3, 16\n"
+        "NVIDIA GeForce RTX 3060, 12288, 170.00, 4, 16\n"
+    )
+    hardware = found(Computer(tmp_path, nvidia_smi=lines, lscpu=I9))
+    assert hardware.unread[:2] == (
+        "link pcie2x16 is not among the parts: moebench calibrate --quick measures it, or give "
+        "--link pcie3x4",
+        "NVIDIA GeForce RTX 3060 and Tesla T4 left out: a machine has cards of one kind; the first "
+        "is NVIDIA GeForce RTX 4090, give --gpu NAME for another",
+    )
+    assert hardware.cards == 1
+
+
+def test_the_link_of_an_amd_card_is_asked_for(tmp_path: Path) -> None:
+    """A card without a series has its model's name; a size that is no number is not known."""
+    rows = {"system": {"Card Series": "x"}, "card0": {"Card Model": "Radeon RX 7900 XTX"},
+            "card1": {"Card Series": "AMD Instinct MI300X", "VRAM Total Memory (B)": "?"},
+            "card2": {"Card Model": "Radeon RX 7900 XTX", "VRAM Total Memory (B)": "N/A"},
+            "card3": "nothing"}  # fmt: skip
+    hardware = found(Computer(tmp_path, rocm_smi=json.dumps(rows), lscpu=I9))
+    assert (hardware.gpu, hardware.cards) == ("radeon-rx-7900-xtx", 2)
+    assert hardware.sources["gpu"] == hardware.sources["cards"] == "rocm-smi"
+    assert hardware.unread[:2] == (
+        "link of Radeon RX 7900 XTX not readable: moebench calibrate --quick measures it, or give "
+        "--link pcie4x16",
+        "AMD Instinct MI300X left out: a machine has cards of one kind; the first is Radeon RX "
+        "7900 XTX, give --gpu NAME for another",
+    )
+
+
+def test_memory_tells_cards_of_one_name_apart(tmp_path: Path) -> None:
+    """A card has at most 8 % more or less than its part: of 10 GiB, 9.3 is one, and 9.2 is not."""
+    for mib, gpu in ((9523, "rtx-3080-10gb"), (9421, "NVIDIA GeForce RTX 3080"),
+                     (11049, "rtx-3080-10gb"), (11162, "NVIDIA GeForce RTX 3080")):  # fmt: skip
+        folder = tmp_path / str(mib)
+        folder.mkdir()
+        line = f"NVIDIA GeForce RTX 3080, {mib}, 320.00, 4, 16\n"
+        assert found(Computer(folder, nvidia_smi=line, lscpu=I9)).gpu == gpu, mib
+
+
+def test_modules_without_rates_and_with_several_are_said(desktop: Computer) -> None:
+    desktop.said["dmidecode"] = dmidecode(
+        module("DIMM_A1", "BANK 0", rate=5600), module("DIMM_B1", "BANK 1", rate=4800)
+    )
+    assert found(desktop).unread[0] == (
+        "memory modules run at several rates: the lowest counts, ddr5-4800; give --memory "
+        "ddr5-4800*2 to name another"
+    )
+    del desktop.said["dmidecode"]
+    assert found(desktop).unread[0] == (
+        "memory channels not readable (dmidecode is missing or needs root): moebench calibrate "
+        "--quick measures it, or give --memory ddr5-5600*2"
+    )
+
+
+def test_parts_of_similar_names_are_offered(tmp_path: Path) -> None:
+    line = "NVIDIA GeForce RTX 3080, 12288, 350.00, 4, 16\n"
+    (said,) = [one for one in found(Computer(tmp_path, nvidia_smi=line, lscpu=I9)).unread
+               if "not among the parts" in one]  # fmt: skip
+    begin, offered = said.split("; nearest: ")
+    assert begin == "card 'NVIDIA GeForce RTX 3080' with 12 GiB is not among the parts"
+    names = offered.removesuffix("; give one of them as --gpu").split(", ")
+    assert 0 < len(names) <= 3
+    assert all(name in parts() and "80" in name for name in names)
+    assert _unknown_card("zzz", None) == "card 'zzz' is not among the parts; give --gpu"

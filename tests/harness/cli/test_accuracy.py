@@ -59,6 +59,8 @@ def test_typed_cells_are_asked_for(asked: list[Any]) -> None:
     assert "--out .: this is a folder" in refused("accuracy", "--out", ".")
     Path("file").write_text("")
     assert "file is not a folder" in refused("accuracy", "--store", "file")
+    said = refused("accuracy", "--store", "file", "--out", "mine.csv")
+    assert "file is not a folder" in said, "the store, not the table"
     assert len(asked) == 2
 
 

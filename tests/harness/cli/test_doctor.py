@@ -1,5 +1,9 @@
 """``moebench doctor``: what is shown, and with which exit code."""
 
+import contextlib
+import json
+import os
+from concurrent import futures
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +16,10 @@ from moebench.conformance import cases
 from moebench.harness import extras
 from moebench.harness.cli import doctor
 from moebench.harness.conformance import cases as every_case
+from moebench.harness.conformance import suite
 from moebench.harness.conformance.suite import Finding
 from moebench.harness.run import document
+from moebench.harness.sweep.pool import end_with_parent
 from moebench.results.schema import SCHEMA_VERSION
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError
@@ -292,3 +298,131 @@ def test_equal_failures_are_one_line_with_their_cases() -> None:
     ]
     assert next(iter(doctor._lines("t", "runs", three[:2])))[3] == "every case"
     assert next(iter(doctor._lines("t", "runs", three[:1])))[3] == str(FEW[0])
+
+
+# ------------------------------------------------------------------------------ who is checked
+
+
+def test_a_system_without_any_case_is_a_failure_of_its_own() -> None:
+    none = Finding("mine", "shipped", "options", None, "ok")
+    assert doctor._nowhere(suite.Report([none, finding("other", "runs", "n/a")])) == Finding(
+        "mine", "shipped", "runs", None, "failed",
+        "it exists in no case, so nothing was checked",
+    )  # fmt: skip
+
+
+class Pool:
+    """An executor that runs at once, in this process."""
+
+    made: list[Any]
+
+    def __init__(self, processes: int, context: Any, initializer: Any) -> None:
+        self.made.append((processes, context.get_start_method(), initializer))
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.made.append("closed")
+
+    def submit(self, work: Any, *given: Any) -> Any:
+        future: Any = futures.Future()
+        future.set_result(work(*given))
+        return future
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was checked, and the progress that was told; every check passes."""
+    seen: list[Any] = []
+
+    def check_system(
+        name: str, variant: str, cases: Any, progress: Any = None, scratch: Any = None
+    ) -> Any:
+        seen.append((name, variant, cases is FEW, scratch))
+        if progress is not None:
+            progress(1, 2)
+        return f"report of {name}, {variant}"
+
+    @contextlib.contextmanager
+    def progress(what: str) -> Any:
+        yield lambda done, total: seen.append((what, done, total))
+
+    monkeypatch.setattr(suite, "check_system", check_system)
+    monkeypatch.setattr(doctor.console, "progress", progress)
+    monkeypatch.setattr(futures, "ProcessPoolExecutor", Pool)
+    Pool.made = []
+    return seen
+
+
+TWO: list[Any] = [("smoe", "published"), ("smoe", "shipped")]
+
+
+@pytest.mark.parametrize(("subjects", "jobs"), [(TWO, 1), (TWO[:1], 4)])
+def test_one_process_checks_one_system_after_another(
+    subjects: list[Any], jobs: int, checks: list[Any]
+) -> None:
+    found = list(doctor._reports(subjects, jobs, Path("s")))
+    assert found == [f"report of smoe, {variant}" for _, variant in subjects]
+    assert checks == [
+        step for name, variant in subjects
+        for step in ((name, variant, True, Path("s")), (f"{name}, {variant}", 1, 2))
+    ]  # fmt: skip
+    assert Pool.made == []
+
+
+def test_several_processes_check_systems_at_the_same_time(checks: list[Any]) -> None:
+    found = list(doctor._reports(TWO, 3, Path("s")))
+    assert found == ["report of smoe, published", "report of smoe, shipped"]
+    assert checks == [("smoe", "published", True, Path("s")), ("smoe", "shipped", True, Path("s")),
+                      ("doctor", 1, 2), ("doctor", 2, 2)]  # fmt: skip
+    assert Pool.made == [(3, "spawn", end_with_parent), "closed"]
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("n/a", 0), ("failed", 1)])
+def test_the_exit_code_tells_whether_a_check_failed(
+    state: Any, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    reports = [suite.Report([finding("smoe", "runs", "ok"), finding("smoe", "repeats", state)]),
+               suite.Report([finding("daop", "runs", "ok")])]  # fmt: skip
+
+    def made(subjects: Any, jobs: int, scratch: Path) -> Any:
+        asked.append((subjects, jobs, scratch.name.startswith("moebench-"), scratch.is_dir()))
+        asked.append(scratch)
+        return iter(reports)
+
+    monkeypatch.setattr(doctor, "_reports", made)
+    monkeypatch.setattr(doctor.console, "say_refused", asked.append)
+    assert doctor._check_systems("smoe", "shipped", 4, json=True) == code
+    assert asked[:2] == [["smoe"], ([("smoe", "shipped")], 4, True, True)]
+    assert not asked[2].exists()
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["ok"] is (code == 0)
+    assert [one["state"] for one in shown["findings"]] == ["ok", state, "ok"]
+    asked.clear()
+    assert doctor._check_systems("all", "shipped", 2, json=False) == code
+    assert [name for name, _ in asked[0][0]] == sorted(name for name, _ in asked[0][0])
+    assert asked[0][1] == 2
+    lines_ = lines(capsys.readouterr().out)
+    assert [line[0] for line in lines_[1:3]] == ["smoe", "daop"]
+    reports[:] = [suite.Report([finding("x", "options", "ok"), finding("x", "runs", "n/a")])]
+    assert doctor._check_systems("all", None, 2, json=True) == 1
+    last = json.loads(capsys.readouterr().out)["findings"][-1]
+    assert (last["state"], last["detail"]) == (
+        "failed", "it exists in no case, so nothing was checked"
+    )  # fmt: skip
+
+
+def test_options_of_the_command_reach_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(doctor, "_check_systems", lambda *given: asked.append(given) or 1)
+    monkeypatch.setattr(doctor, "_check_installation", lambda *given: asked.append(given) or 0)
+    assert call("doctor", "--system", "smoe", "--variant", "shipped", "--json").code == 1
+    assert call("doctor", "--system", "all", "--jobs", "2").code == 1
+    assert call("doctor", "--store", "kept", "--data-dir", "data", "--json").code == 0
+    assert call("doctor").code == 0
+    assert asked == [
+        ("smoe", "shipped", os.cpu_count() or 1, True), ("all", None, 2, False),
+        (Path("data"), Path("kept"), True), (None, Path(".moebench"), False),
+    ]  # fmt: skip

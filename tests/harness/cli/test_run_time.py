@@ -2,12 +2,15 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from moebench.harness.cli import run as command
 from moebench.harness.cli.run_time import Announcer, learning_lines, since_start
+from moebench.harness.run import learn
+from moebench.harness.run.live import LiveSession
 from moebench.harness.run.rules import resolve
 from moebench.harness.sweep import forecast
 from moebench.harness.sweep.estimate import INTERVAL_SHARE, duration
@@ -216,3 +219,103 @@ def test_figures_are_printed_before_their_intervals_are_computed(
     whole = dict(row.split("\t") for row in printed[0].splitlines())
     assert whole["TPOT"] == after["TPOT"]
     assert capsys.readouterr().out == ""
+
+
+def test_a_prompt_takes_five_passes_and_each_token_after_the_first_one() -> None:
+    """Three batches of 10 tokens: 3 x (5 + 9) passes of 0.5 s; the start is not counted."""
+    asked = spec(prompts=6, batch=2, new_tokens=10)
+    alone = Announcer(asked, print, False)
+    assert alone._run_seconds(0.5) == pytest.approx(3 * (5 + 9) * 0.5)
+    replayed = replayed_tokens(asked) * 0.5 * INTERVAL_SHARE
+    assert replayed > 0
+    assert Announcer(asked, print, True)._run_seconds(0.5) == pytest.approx(21 + replayed)
+
+
+class Learns:
+    """Replaces what a run learns: two texts are to be written, for 6 s, and training takes 8 s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: Any = SimpleNamespace(policies=["a policy"], texts=2)
+        self.times, self.asked = (6.0, 8.0, 16.0), list[Any]()
+        given = self
+
+        class Learner:
+            pass_s = 0.25
+
+            def __init__(self, session: Any, texts: int) -> None:
+                given.asked.append(("learner", texts))
+
+            def train_seconds(self, policies: Any, texts: int) -> tuple[float, float]:
+                given.asked.append(("train", policies, texts))
+                return given.times[1:]
+
+            def write_seconds(self, texts: int) -> float:
+                given.asked.append(("write", texts))
+                return given.times[0]
+
+        class Load:
+            def __enter__(self) -> "Load":
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                given.asked.append("loaded")
+
+            def slowdown(self, processes: int) -> float:
+                assert processes == 1
+                return 2.0
+
+        texts = SimpleNamespace(examples=range(40))
+        monkeypatch.setattr(learn, "texts", lambda *what: texts)
+        monkeypatch.setattr(forecast, "learns", lambda session, store: self.found)
+        monkeypatch.setattr(forecast, "Learner", Learner)
+        monkeypatch.setattr(forecast, "Load", Load)
+
+
+def session() -> Any:
+    made: Any = object.__new__(LiveSession)
+    made.spec, made.system, made.data_dir = "spec", "system", None
+    return made
+
+
+def test_what_is_learnt_before_a_run_is_announced_beside_other_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice the times: 12 s to write, 16 to 32 to train, and 2 x (5 + 9) passes of .25 s."""
+    learns, said = Learns(monkeypatch), list[str]()
+    asked = spec(system="daop", prompts=1, new_tokens=10)
+    Announcer(asked, said.append, False).learning(session(), Path("s"))
+    assert learns.asked == [
+        ("learner", 40), ("train", ["a policy"], 40), "loaded", ("write", 2),
+    ]  # fmt: skip
+    assert said == [
+        "about 35 s: daop learns before it runs: 12 s to generate 40 texts, 16 s to train on them "
+        "(at most 32 s), 7 s to run; what it learns is stored for later runs",
+        "--calibrate-texts 16 learns from fewer texts, in about 11 s; such a run is another one: "
+        "it is stored separately and predicts less well",
+    ]
+
+
+@pytest.mark.parametrize(("times", "lines"), [((0.5, 0.49, 9.0), 0), ((0.5, 0.5, 9.0), 2)])
+def test_learning_of_less_than_two_seconds_is_not_announced(
+    times: tuple[float, float, float], lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learns, said = Learns(monkeypatch), list[str]()
+    learns.times = times
+    Announcer(spec(system="daop"), said.append, False).learning(session(), Path("s"))
+    assert len(said) == lines
+
+
+def test_what_is_stored_or_replayed_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    learns, said = Learns(monkeypatch), list[str]()
+    learns.found = None
+    announcer = Announcer(spec(system="daop"), said.append, False)
+    announcer.learning(session(), Path("s"))
+    announcer.learning(object(), Path("s"))
+    assert (said, learns.asked, announcer._learns) == ([], [], False)
+
+
+def test_a_saving_is_in_proportion_to_the_texts() -> None:
+    """Of 17 texts 16 are nearly all; of 16 there is no shorter form."""
+    lines = learning_lines(spec(system="daop"), 17, 17.0, 0.0, 0.0, 1.0)
+    assert lines[1].startswith("--calibrate-texts 16 learns from fewer texts, in about 16 s; ")
+    assert len(learning_lines(spec(system="daop"), 16, 17.0, 0.0, 0.0, 1.0)) == 1

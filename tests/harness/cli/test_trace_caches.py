@@ -1,15 +1,19 @@
 """`trace caches`: hits without a timeline, equal to the routing statistics."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from moebench.harness.cli import trace_caches as command
+from moebench.harness.cli import trace_caches
+from moebench.substrate.analysis import cache_replay
 from moebench.substrate.analysis.cache_replay import hit_rate, topology
 from moebench.substrate.analysis.statistics import hit_rates, lru_hits
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
+from moebench.substrate.traces import catalogue, file, replay
 from moebench.systems.registry import make
 from tests.harness.commands import call, refused
 
@@ -210,9 +214,170 @@ def test_what_cannot_be_is_one_line(drawn: Path, options: tuple[str, ...], said:
 
 
 def test_sizes_are_whole_numbers_from_one_slot_to_all_experts() -> None:
-    assert command._sizes("1,8,3", 8) == [1, 8, 3]
+    assert trace_caches._sizes("1,8,3", 8) == [1, 8, 3]
     for text in ("0", "9", "-1", "1.5", "x"):
         with pytest.raises(UsageError, match=f"--slots {text}: allowed: whole numbers from 1 to 8"):
-            command._sizes(text, 8)
-    assert command._sizes(None, 3) == [1, 2]  # eighths 1 to 4 of three, and 6 of eight
-    assert command._sizes(None, 64) == [8, 16, 24, 32, 48]
+            trace_caches._sizes(text, 8)
+    assert trace_caches._sizes(None, 3) == [1, 2]  # eighths 1 to 4 of three, and 6 of eight
+    assert trace_caches._sizes(None, 64) == [8, 16, 24, 32, 48]
+
+
+# ----------------------------------------------------------------------------- with fakes
+
+
+class Counted:
+    """Replaces the trace and the count of hits; a rate is a hundredth of the slots and more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[Any] = []
+        self.experts = 16
+        self.opened: Any = None
+        monkeypatch.setattr(catalogue, "find_trace", lambda name: f"found {name}")
+        monkeypatch.setattr(file, "open_trace", self.open)
+        monkeypatch.setattr(replay, "routing", lambda opened, one: f"sequence {one}")
+        monkeypatch.setattr(cache_replay, "topology", lambda *given: given)
+        monkeypatch.setattr(cache_replay, "hit_rate", self.rate)
+
+    def open(self, found: str) -> Any:
+        assert found == "found a trace"
+        header = SimpleNamespace(num_moe_layers=3, num_experts=self.experts, top_k=2)
+        return SimpleNamespace(header=header, sequences=["a", "b", "c"], hash="h1")
+
+    def rate(self, make: Any, routed: Any, shape: Any, size: int, counting: str,
+             scope: str) -> float:  # fmt: skip
+        self.asked.append((make(), routed, shape, size, counting, scope))
+        return size / 100 + 0.00126
+
+    def call(self, *more: str) -> Any:
+        self.asked.clear()
+        called = call("trace", "caches", "a trace", *more)
+        assert called.code == 0, called.err
+        return called
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def test_every_policy_is_counted_with_every_size(counted: Counted) -> None:
+    called = counted.call("--policies", "fifo, lru", "--slots", "2,9", "--scope", "layer")
+    assert [(type(made).__name__, size) for made, _, _, size, *_ in counted.asked] == [
+        (type(make("evict", name)).__name__, size) for name in ("fifo", "lru") for size in (2, 9)
+    ]
+    routed = ["sequence 0", "sequence 1", "sequence 2"]
+    assert {(*given[1], *given[2], *given[4:]) for given in counted.asked} == {
+        (*routed, 3, 16, 2, "steps", "layer")
+    }
+    assert [line.split("\t") for line in called.out.splitlines()] == [
+        ["policy", "scope", "2 of 16", "9 of 16"],
+        ["fifo", "layer", "2.13 %", "9.13 %"], ["lru", "layer", "2.13 %", "9.13 %"],
+    ]  # fmt: skip
+    assert called.err.splitlines()[-1] == (
+        "slots a layer; a layer's experts of one pass hit or miss together, a prompt is one pass, "
+        "hits of decode, one cache for all sequences, empty at first: as the hit ratio of a run; "
+        "3 sequences"
+    )
+
+
+def test_without_sizes_there_are_five_shares_of_the_experts(counted: Counted) -> None:
+    """An eighth, a quarter, three eighths, half, and three quarters; at least one."""
+    for experts, sizes in ((16, [2, 4, 6, 8, 12]), (64, [8, 16, 24, 32, 48]), (4, [1, 2, 3]),
+                           (20, [2, 5, 7, 10, 15])):  # fmt: skip
+        counted.experts = experts
+        counted.call("--policies", "lru")
+        assert [given[3] for given in counted.asked] == sizes
+
+
+def test_nine_policies_are_counted_and_belady_s_rows_are_explained(counted: Counted) -> None:
+    called = counted.call("--slots", "1")
+    assert [line.split("\t")[0] for line in called.out.splitlines()[1:]] == [
+        "lru", "lfu", "fifo", "arc", "lecar", "lfru", "least-stale", "belady", "belady-bypass",
+    ]  # fmt: skip
+    belady = (
+        "belady gives each missing expert a slot, as a device must; belady-bypass may keep the old "
+        "experts instead: a bound that no device can reach"
+    )
+    assert called.err.splitlines()[-1] == belady
+    assert "slots a layer, in one pool for all layers; " in called.err
+    for name in ("belady", "belady-bypass"):
+        assert counted.call("--slots", "1", "--policies", name).err.splitlines()[-1] == belady
+        made = counted.asked[0][0]
+        assert (made.bypass is True) == (name == "belady-bypass")
+    said = counted.call("--slots", "1", "--count", "statistics", "--policies", "belady").err
+    assert said.splitlines()[-2:] == [
+        "slots a layer; each request of decode by itself, a cache for each sequence, whose first "
+        "misses fill it and are free: as moebench trace info; 3 sequences",
+        "belady is the bound of moebench trace info, which may keep the old experts instead of a "
+        "missing one, so that belady-bypass is equal to it",
+    ]
+    requests = counted.call("--slots", "1", "--count", "requests", "--policies", "lru").err
+    assert requests.splitlines()[-1] == (
+        "slots a layer, in one pool for all layers; each request by itself, prefill and decode, "
+        "one cache for all sequences, empty at first; 3 sequences"
+    )
+
+
+def test_the_document_names_what_was_counted(counted: Counted) -> None:
+    called = counted.call("--slots", "4", "--policies", "lru", "--sequences", "2", "--json",
+                          "--count", "requests")  # fmt: skip
+    assert called.json == {
+        "trace": "a trace", "hash": "h1", "count": "requests", "scope": "global", "sequences": 2,
+        "experts": 16, "top_k": 2, "hit_rates": {"lru": {"4": pytest.approx(0.04126)}},
+    }  # fmt: skip
+    assert list(called.json) == [
+        "trace", "hash", "count", "scope", "sequences", "experts", "top_k", "hit_rates",
+    ]  # fmt: skip
+    assert counted.asked[0][1] == ["sequence 0", "sequence 1"]
+    assert counted.asked[0][4:] == ("requests", "global")
+    assert "slots a layer" not in called.err
+
+
+def test_options_belong_to_the_policies_that_they_name() -> None:
+    found = trace_caches._options(["lfu.tie=id", "belady-bypass.x=1", "lfu.decay=0.5"])
+    assert found == {"lfu": {"tie": "id", "decay": "0.5"}, "belady-bypass": {"x": "1"}}
+    assert trace_caches._options([]) == {}
+    for wrong in ("lfu=id", "lfu.=id"):
+        with pytest.raises(UsageError) as caught:
+            trace_caches._options([wrong])
+        assert str(caught.value) == (f"--set {wrong}: expected policy.option=value, as lfu.tie=id")
+    with pytest.raises(UsageError) as caught:
+        trace_caches._check_used({"lru": {}, "lfu": {"tie": "id"}}, {"lru": None})
+    assert str(caught.value) == "--set lfu....: lfu is not among --policies"
+    trace_caches._check_used({"lru": {}}, {"lru": None, "lfu": None})
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"), [("1", [1]), ("16", [16]), (" 3 , 2", [3, 2]), ("0", "0"), ("17", "17"),
+                        ("-1", "-1"), ("2.5", "2.5")]
+)  # fmt: skip
+def test_sizes_are_whole_numbers_up_to_all_experts(text: str, sizes: Any) -> None:
+    if isinstance(sizes, list):
+        assert trace_caches._sizes(text, 16) == sizes
+    else:
+        with pytest.raises(UsageError) as caught:
+            trace_caches._sizes(text, 16)
+        assert str(caught.value) == f"--slots {sizes}: allowed: whole numbers from 1 to 16"
+
+
+def test_refusals_name_the_option_and_what_is_allowed() -> None:
+    with pytest.raises(UsageError) as caught:
+        trace_caches._listed("--policies", "lru,,lfu")
+    assert str(caught.value) == (
+        "--policies lru,,lfu: allowed: different values, separated by single commas"
+    )
+    for name, needs in (("score", "gate scores"), ("flashmoe", "to learn")):
+        with pytest.raises(UsageError) as caught:
+            trace_caches._maker(name, {})
+        assert str(caught.value) == (
+            f"--policies {name}: needs {needs}, and ids alone are counted; run the trace instead: "
+            "moebench run --trace"
+        )
+    for count, scope in (("steps", None), ("requests", "layer"), ("statistics", "global")):
+        assert trace_caches._choices(count, scope) == (count, scope)
+    with pytest.raises(UsageError) as caught:
+        trace_caches._choices("hits", None)
+    assert str(caught.value) == "--count hits: allowed: steps, requests, statistics"
+    with pytest.raises(UsageError) as caught:
+        trace_caches._choices("steps", "all")
+    assert str(caught.value) == "--scope all: allowed: layer, global"

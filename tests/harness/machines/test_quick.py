@@ -147,6 +147,29 @@ def test_memory_exceeds_the_caches_but_not_the_free_memory(
     assert quick.memory_size(cache, free) == size
 
 
+def test_a_handoff_is_timed_from_before_it_until_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Handing a task over takes 1 us on this side, and 1 us on the thread's."""
+    clock, plain = Clock(), threading.Lock
+
+    class Lock:
+        """A lock whose release takes a microsecond before it is free."""
+
+        def __init__(self) -> None:
+            self.own = plain()
+
+        def acquire(self) -> None:
+            self.own.acquire()
+
+        def release(self) -> None:
+            clock.now_ns += 1000
+            self.own.release()
+
+    monkeypatch.setattr(quick, "threading", SimpleNamespace(Lock=Lock, Thread=threading.Thread))
+    assert quick.handoff(clock, count=5) == (2.0, 2.0, 2.0)
+
+
 def test_a_handoff_ends_after_the_thread_has_answered() -> None:
     # Between two looks at the clock pass 1000 ns.
     assert quick.handoff(Clock(1000), count=10) == (1.0, 1.0, 1.0)

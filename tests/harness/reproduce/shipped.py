@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterable
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-from moebench.harness.reproduce.claim import Claim, PaperClaims
+from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims
 from moebench.harness.reproduce.run_claims import sweeps
 from moebench.results.claims import Exhibit, Verdict, read
 
@@ -33,13 +34,26 @@ def check_sweeps(paper: PaperClaims) -> None:
     assert {name: one.model_dump() for name, one in shipped.experiments.items()} == ours
 
 
+def check_counters(paper: PaperClaims, module: ModuleType) -> None:
+    """Check that a module's counter-experiments change what those of the results that ship do."""
+    (shipped,) = (result for result in read() if result.paper == paper.paper)
+    known = {one.name: one for result in shipped.claims for one in result.counters}
+    ours = [one for one in vars(module).values() if isinstance(one, CounterExperiment)]
+    compared = [one for one in ours if one.name in known]
+    assert compared
+    for one in compared:
+        assert as_json(one.changes) == known[one.name].changes, one.name
+        assert one.reading == known[one.name].reading, one.name
+
+
 def check(paper: str, claims: Iterable[Claim]) -> None:
     """Check that claims are those of the results that ship, in all that needs no run."""
     (shipped,) = (result for result in read() if result.paper == paper)
     known = {result.id: result for result in shipped.claims}
     whole = import_module(f"moebench.harness.reproduce.{paper}").PAPER.claims
-    names = {claim.id for claim in claims}
-    assert names
+    ids = [claim.id for claim in claims]
+    names = set(ids)
+    assert 0 < len(names) == len(ids), "each claim once"
     for claim in whole:
         if claim.id not in names:
             continue

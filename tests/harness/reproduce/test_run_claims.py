@@ -448,3 +448,50 @@ def test_cells_of_claims_and_tables_are_run_once(bench: Bench) -> None:
     assert sorted(found) == sorted([ONE.name, PAIR.name])
     assert found[ONE.name].cells == ONE.cells
     assert found[ONE.name].quick == ONE.plan(True, {})
+
+
+def test_a_counter_experiment_runs_before_its_cells_without_the_change(bench: Bench) -> None:
+    """Claims that share one have it once, with the cells of both; a reproduced one has none."""
+    lean = CounterExperiment("lean", {"software": "lean"})
+    always = CounterExperiment("always", {"batch": 2}, always=True)
+    first = claim("a", ratio, PAIR)
+    judged = [
+        (replace(first, counters=(lean,)), Verdict.NOT_REPRODUCED),
+        (replace(first, needs=(ONE,), counters=(lean, always)), Verdict.NO_EFFECT),
+        (replace(first, counters=(lean,)), Verdict.REPRODUCED),
+    ]
+    made: list[Any] = [
+        (one, run_claims._measured(one, bench.evidence).model_copy(update={"verdict": verdict}))
+        for one, verdict in judged
+    ]
+    found = [
+        ([need.name for need in needs], changed.changes, changed.quick)
+        for needs, changed in run_claims._countering(made, bench.evidence)
+    ]
+    assert found == [
+        (["pair", "one"], {"software": "lean"}, True), (["pair", "one", "one"], {}, True),
+        (["one"], {"batch": 2}, True),
+    ]  # fmt: skip
+    assert run_claims._countering(made[2:], bench.evidence) == []
+
+
+def test_a_counter_experiment_may_read_another_figure(bench: Bench) -> None:
+    """Its own measure replaces the claim's; the cells without the change are read as the claim."""
+
+    def seven(evidence: Evidence) -> Measured:
+        assert evidence.quick
+        return Measured.of([7.0], "estimate", "read otherwise")
+
+    readings = (
+        CounterExperiment("otherwise", {}, seven, always=True, reading=True),
+        CounterExperiment("lean", {"software": "lean"}, always=True),
+    )
+    (result,) = bench.claims(replace(claim("a", ratio, PAIR), counters=readings))
+    otherwise, lean = result.counters
+    assert (otherwise.name, otherwise.measured.value) == ("otherwise", 7)
+    assert (otherwise.measured.conditions, otherwise.reading) == ("read otherwise", True)
+    assert result.measured is not None
+    assert otherwise.unchanged == lean.unchanged == pytest.approx(result.measured.value)
+    assert (lean.changes, lean.reading) == ({"software": "lean"}, False)
+    assert lean.measured.value != 7
+    assert (result.verdict, otherwise.verdict) == (Verdict.REPRODUCED, Verdict.DIRECTION_ONLY)

@@ -169,6 +169,15 @@ def test_as_many_windows_as_can_be_solved_evenly_spaced(
     assert _spaced(parts) == [parts[i] for i in chosen]
 
 
+def test_programs_are_solved_for_the_uses_that_the_page_of_reports_names() -> None:
+    """Two windows of 8,000 uses are within the limit, and one use more is not."""
+    assert module.MOST_USES == 16_000
+    parts = windows(8_000, 8_000)
+    assert _spaced(parts) == parts
+    more = windows(8_000, 8_001)
+    assert _spaced(more) == more[:1]
+
+
 def test_bounds_by_programs_are_those_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches of 3 and 1 tokens, which took 30 and 50 µs, in windows of two tokens."""
     monkeypatch.setattr(module, "SimulatedMachine", Machine)

@@ -293,8 +293,30 @@ def test_declared_sources_count(own: Path) -> None:
     (own / "unrelated.py").write_text("EDITED = 1")
     assert system_hash(system) in seen
     (own / "notes.txt").unlink()
-    with pytest.raises(UsageError, match=r"sources names notes.txt, and .* cannot be read"):
+    with pytest.raises(UsageError) as caught:
         system_hash(system)
+    assert str(caught.value) == (
+        f"Declared.sources names notes.txt, and {own / 'notes.txt'} cannot be read: "
+        "No such file or directory"
+    )
+
+
+def test_declared_folders_are_read_whole_and_in_order(own: Path) -> None:
+    """Files of folders in folders count by their names; folders themselves do not."""
+    for name in ("tables/b.csv", "tables/deep/c.csv", "tables/a.csv"):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text(name[-5])
+    (own / "tables" / "empty").mkdir()
+    (own / "folder_of_id.py").write_text(
+        "from moebench.systems.smoe import SMoE\n"
+        "class Declared(SMoE):\n    sources = ('tables', 'notes.txt')\n"
+    )
+    found = list(identity._sources(type(build("folder_of_id:Declared"))))
+    del sys.modules["folder_of_id"]
+    assert found == [
+        ("tables/a.csv", b"a"), ("tables/b.csv", b"b"), ("tables/deep/c.csv", b"c"),
+        ("notes.txt/.", b""),
+    ]  # fmt: skip
 
 
 def test_a_module_under_another_name_is_another_system(own: Path) -> None:

@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -290,3 +291,167 @@ def test_this_computer_has_no_profile_to_move() -> None:
     line = refused("machines", "sensitivity", "--system", "smoe", "--setting", "S3",
                    "--machine", "local")  # fmt: skip
     assert "this computer is measured and has no profile" in line
+
+
+# ------------------------------------------------------------------------- by hand
+
+
+METRICS: dict[str, Any] = {"tpot_ms": {"mean": 100.0}, "ttft_ms": {"mean": 200.0},
+                           "e2e_ms": 1000.0, "tokens_per_s": 9.0}  # fmt: skip
+
+
+def named(name: str, **changes: tuple[float, float]) -> Effect:
+    one = effect(**changes)
+    return replace(one, number=replace(one.number, field=name))
+
+
+def test_numbers_are_named_from_the_one_that_moves_a_latency_most() -> None:
+    """A tenth of a percent is named, less is not; of ten, the eight largest are."""
+    sizes = {f"n{size}": size / 1000 for size in (1, 30, 5, 70, 20, 10, 60, 2, 40, 50)}
+    effects = [named(name, tpot_ms=(-size, size / 2)) for name, size in sizes.items()]
+    fields = interval.interval(METRICS, effects)["fields"]
+    assert [one["field"] for one in fields] == [
+        "n70", "n60", "n50", "n40", "n30", "n20", "n10", "n5",
+    ]  # fmt: skip
+    few = [named("least", tpot_ms=(0.0, 0.001)), named("less", tpot_ms=(0.0, 0.00099)),
+           named("prefill", ttft_ms=(-0.5, 0.0))]  # fmt: skip
+    assert [one["field"] for one in interval.interval(METRICS, few)["fields"]] == [
+        "prefill", "least",
+    ]  # fmt: skip
+    alone = METRICS | {"ttft_ms": None}
+    assert [one["field"] for one in interval.interval(alone, few)["fields"]] == ["least"]
+
+
+def test_a_law_of_routing_counts_like_one_more_number() -> None:
+    law = interval.Changes({"tpot_ms": (-0.04, 0.08)})
+    found = interval.interval(METRICS, [effect(tpot_ms=(-0.03, 0.06))], law=law)
+    assert found["tpot_ms"] == {"low": 95.0, "high": 110.0}
+    assert found["routing"] == {"tpot_ms": [-4.0, 8.0]}
+    assert "routing" not in interval.interval(METRICS, [])
+
+
+def test_published_errors_of_both_phases_widen_the_whole_time() -> None:
+    """A fifth is prefill, within 2: ±.5 and 1; the rest within 1.25: -.2 and +.25."""
+    known = {"prefill": {"within_80": 2.0}, "decode": {"within_80": 1.25}}
+    found = interval.interval(METRICS, [], published=known)
+    assert found["ttft_ms"] == {"low": 100, "high": 400}
+    assert found["tpot_ms"] == {"low": 80, "high": 125}
+    down, up = 0.2 * 0.5 + 0.8 * 0.2, 0.2 * 1 + 0.8 * 0.25
+    assert found["e2e_ms"] == {"low": pytest.approx(1000 * (1 - down)),
+                               "high": pytest.approx(1000 * (1 + up))}  # fmt: skip
+    assert found["tokens_per_s"] == {"low": round(9 / (1 + up), 4),
+                                     "high": round(9 / (1 - down), 4)}  # fmt: skip
+
+
+def test_a_time_falls_by_no_more_than_all_of_it() -> None:
+    huge = [effect(tpot_ms=(-0.9, 3.0), ttft_ms=(-0.9, 3.0))] * 2
+    assert combined(huge, "tpot_ms") == (1.0, pytest.approx(math.hypot(3, 3)))
+    found = interval.interval(METRICS, huge)
+    assert found["tpot_ms"]["low"] == 0
+    assert found["e2e_ms"]["low"] == 0
+    assert found["tokens_per_s"]["high"] is None
+
+
+def test_figures_are_rounded_to_their_digits() -> None:
+    metrics = {"tpot_ms": {"mean": 1 / 3}, "ttft_ms": {"mean": 2 / 3}, "e2e_ms": 10 / 3,
+               "tokens_per_s": 1 / 3}  # fmt: skip
+    found = interval.interval(metrics, [effect(tpot_ms=(-0.01, 0.012345), ttft_ms=(0.0, 0.0))])
+    assert found["tpot_ms"] == {"low": 0.33, "high": 0.337448}
+    assert found["ttft_ms"] == {"low": 0.666667, "high": 0.666667}
+    low, high = 10 / 3 * (1 - 0.8 * 0.01), 10 / 3 * (1 + 0.8 * 0.012345)
+    assert found["e2e_ms"] == {"low": round(low, 6), "high": round(high, 6)}
+    assert found["tokens_per_s"] == {"low": round(10 / 9 / high, 4), "high": round(10 / 9 / low, 4)}
+    assert found["fields"][0]["tpot_ms"] == [-1.0, 1.23]
+
+
+def test_a_law_that_moves_a_latency_makes_a_run_an_estimate() -> None:
+    datasheet = effect("datasheet", tpot_ms=(0.5, -0.5))
+    assert badge_of(PROFILE, [datasheet], interval.Changes({"ttft_ms": (0.0, 0.06)})) == "estimate"
+    assert badge_of(PROFILE, [datasheet], interval.Changes({"ttft_ms": (-0.05, 0.05)})) == (
+        "datasheet"
+    )
+
+
+class Replays:
+    """Replaces replays: a latency by the moved number, and what was recorded for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[Any] = []
+        self.takes: dict[Any, dict[str, float]] = {}
+        replays = self
+
+        class Replayer:
+            def __init__(self, session: Any, piece: Any) -> None:
+                self.piece = piece
+
+            def __call__(self, profile: Any, order: Any = None) -> dict[str, float]:
+                replays.asked.append((self.piece, profile, order))
+                return replays.takes[profile if order is None else order]
+
+        monkeypatch.setattr(interval, "_Replayer", Replayer)
+        monkeypatch.setattr(interval, "recorded", lambda *given: ("piece", *given[2:]))
+        monkeypatch.setattr(interval, "load_profile", lambda *given: "profile")
+        monkeypatch.setattr(interval, "moved", lambda profile, field, value: (field, value))
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
+    return Replays(monkeypatch)
+
+
+def of(**spec: Any) -> Any:
+    base = {"machine": "m", "software": "s", "quant": None, "precision": "bf16",
+            "expert_dtype": None, "prompts": 4, "batch": 2}  # fmt: skip
+    return SimpleNamespace(spec=SimpleNamespace(**base | spec),
+                           system=SimpleNamespace(expert_precision=None))  # fmt: skip
+
+
+QUANTISED = interval.OF_QUANTISED[0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "own", "names"),
+    [
+        ({}, None, ["link", "host"]), ({}, "4bit", ["link", QUANTISED, "host"]),
+        ({"quant": "q4_0"}, None, ["link", QUANTISED, "host"]),
+        ({"expert_dtype": "int8"}, None, ["link", QUANTISED, "host"]),
+        ({"precision": "int4"}, None, ["link", QUANTISED, "host"]), ({}, "bf16", ["link", "host"]),
+    ],
+)  # fmt: skip
+def test_every_number_is_moved_to_both_ends(
+    spec: dict[str, Any], own: str | None, names: list[str], replays: Replays,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """From 10 ms to 5 and 12; numbers of quantised weights move nothing else."""
+    ends = {name: replace(effect().number, field=name, low=1.0, high=2.0)
+            for name in ("link", QUANTISED, "host")}  # fmt: skip
+    monkeypatch.setattr(interval, "uncertain", lambda profile: [*ends.values()])
+    replays.takes = {"profile": {"tpot_ms": 10.0, "ttft_ms": 40.0}}
+    for name in ends:
+        replays.takes |= {(name, 1.0): {"tpot_ms": 5.0, "ttft_ms": 60.0},
+                          (name, 2.0): {"tpot_ms": 12.0, "ttft_ms": 40.0}}  # fmt: skip
+    session = of(**spec)
+    session.system.expert_precision = own
+    found = effects_on(session, Path("s"))
+    assert [one.number for one in found] == [ends[name] for name in names]
+    for one in found:
+        assert one.changes["tpot_ms"] == pytest.approx((-0.5, 0.2))
+        assert one.changes["ttft_ms"] == pytest.approx((0.5, 0.0))
+    assert replays.asked[0] == (("piece", 5), "profile", None)
+
+
+def test_the_largest_changes_of_other_orders_count(replays: Replays) -> None:
+    """Three batches have five other orders, in which decode is slower and the prefill faster."""
+    plain = {"tpot_ms": 10.0, "ttft_ms": 10.0}
+    replays.takes = {"profile": plain} | {
+        order: {"tpot_ms": 10.0 + n, "ttft_ms": 10.0 - n}
+        for n, order in enumerate(interval.orders(3))
+    }
+    found = interval.effect_of_order(of(prompts=5), Path("s"))
+    assert found is not None
+    assert found.changes == {"tpot_ms": (0.0, pytest.approx(0.4)),
+                             "ttft_ms": (pytest.approx(-0.4), 0.0)}  # fmt: skip
+    assert [order for *_, order in replays.asked] == [None, *interval.orders(3)]
+    assert {piece for piece, *_ in replays.asked} == {("piece", 32, 3)}
+    for prompts, batch in ((2, 2), (9, 1)):
+        assert interval.effect_of_order(of(prompts=prompts, batch=batch), Path("s")) is None

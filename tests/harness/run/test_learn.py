@@ -4,16 +4,29 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moebench.harness.one_run import prepare, run
-from moebench.harness.run.learn import not_replayed, source, texts
+from moebench.harness.run import learn
+from moebench.harness.run.learn import (
+    NEW_TOKENS,
+    LosslessModel,
+    not_replayed,
+    source,
+    texts,
+    written,
+)
 from moebench.harness.run.rules import resolve
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.models import rounding
 from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.terms import LOOKAHEADS, RoutedSequence
+from moebench.substrate.traces import observe
 from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.recipes import SynthesisRecipe
 from moebench.substrate.traces.replay import routings
@@ -341,3 +354,140 @@ def test_a_replay_of_every_sequence_leaves_nothing_to_learn_from(
     )  # fmt: skip
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "all 12 sequences are replayed; give fewer --prompts" in called.err
+
+
+# --------------------------------------------------------------------------- texts that are written
+
+
+#: All that a policy may learn from beside the chosen experts.
+EVERYTHING: Any = frozenset(
+    ("scores", "hidden", "embedding", "token_embeddings", "predictions", "sensitivity", "loss")
+)
+
+
+class Written:
+    """Replaces the model: a prompt is its number, and its answer is ten times that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[Any] = []
+        monkeypatch.setattr(learn, "TOGETHER", 2)
+        monkeypatch.setattr(learn, "PROMPT_TOKENS", 3)
+        monkeypatch.setattr(
+            learn, "build_prompt", lambda chosen, example: f"{chosen.name} {example}"
+        )
+        monkeypatch.setattr(observe, "write", self.write)
+        monkeypatch.setattr(observe, "read", self.read)
+
+    @property
+    def model(self) -> Any:
+        def encode(text: str) -> Any:
+            name, number = text.split()
+            assert name == "facts"
+            return SimpleNamespace(ids=[int(number)] * (2 + int(number)))
+
+        sensitive = SimpleNamespace(sensitivity=self.sensitivity)
+        return LosslessModel(
+            lambda: "decoder", lambda: sensitive, lambda forms: ("rounded", forms), "w1",  # type: ignore
+            SimpleNamespace(encode=encode), 7,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def write(self, decoder: str, prompts: list[list[int]], new: int, end: int) -> Any:
+        self.log.append(("write", decoder, prompts, new, end))
+        return [[10 * one[0]] for one in prompts]
+
+    def read(self, decoder: str, texts: Any, prefill: int, *asked: Any) -> list[RoutedSequence]:
+        self.log.append(("read", decoder, texts, prefill, *asked))
+        kinds, states, tokens = asked
+        (text,) = texts
+        shape = (len(text), 1, 2)
+        whole = np.full(shape, text[0], np.float32)
+        return [RoutedSequence(
+            np.zeros(shape, np.int64), prefill, scores_TLE=whole + 1,
+            hidden_TLH=whole + 2 if states else None,
+            embedding_H=np.array([text[0] + 0.5], np.float32) if states else None,
+            embedding_TH=whole[:, 0] + 3 if tokens else None,
+            predicted_TLE={kind.value: whole + 4 for kind in kinds},
+        )]  # fmt: skip
+
+    def sensitivity(self, text: list[int], seed: int) -> Any:
+        self.log.append(("sensitivity", text, seed))
+        return np.array([seed + 0.25], np.float32)
+
+    def learnt(self, folder: Path, told: list[Any], also: Any, predicted: Any = ()) -> Any:
+        sample: Any = SimpleNamespace(examples=[1, 2, 3], data_hash="d1")
+        facts: Any = SimpleNamespace(name="facts")
+        return written(facts, sample, self.model, folder, lambda *done: told.append(done), also,
+                       predicted)  # fmt: skip
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Written:
+    return Written(monkeypatch)
+
+
+def test_texts_are_written_in_batches_read_one_by_one_and_kept(
+    writer: Written, tmp_path: Path
+) -> None:
+    told: list[Any] = []
+    kinds = list(LOOKAHEADS[:1])
+    found = writer.learnt(tmp_path, told, EVERYTHING, kinds)
+    assert found.origin == "facts: 3 texts, train split"
+    assert told == [(2, 3), (3, 3)]
+    prompts = [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
+    texts = [[*prompt, 10 * prompt[0]] for prompt in prompts]
+    reads: list[Any] = [
+        step for n, text in enumerate(texts) for step in (
+            ("read", "decoder", [text], 3, kinds, True, True), ("sensitivity", text, n))
+    ]  # fmt: skip
+    assert writer.log == [
+        ("write", "decoder", prompts[:2], NEW_TOKENS, 7), *reads[:4],
+        ("write", "decoder", prompts[2:], NEW_TOKENS, 7), *reads[4:],
+    ]  # fmt: skip
+    for n, (text, one) in enumerate(zip(texts, found.sequences, strict=True)):
+        assert (one.ids_TLK.shape, one.prefill) == ((4, 1, 2), 3)
+        assert (one.scores_TLE == text[0] + 1).all()
+        assert (one.hidden_TLH == text[0] + 2).all()
+        assert one.embedding_H.tolist() == [text[0] + 0.5]
+        assert (one.embedding_TH == text[0] + 3).all()
+        assert (one.predicted_TLE[kinds[0].value] == text[0] + 4).all()
+        assert one.sensitivity_L.tolist() == [n + 0.25]
+        assert one.tokens_T.tolist() == text
+        assert (one.ids_TLK.dtype, one.tokens_T.dtype) == (np.int16, np.int32)
+    writer.log.clear()
+    again = writer.learnt(tmp_path, told, EVERYTHING, kinds)
+    assert writer.log == []
+    assert [one.tokens_T.tolist() for one in again.sequences] == texts
+
+
+def test_nothing_is_kept_of_what_nobody_learns_from(writer: Written, tmp_path: Path) -> None:
+    """Predictions are made only where they are learnt from; files differ by what they hold."""
+    kinds = [*LOOKAHEADS]
+    (plain, *_) = writer.learnt(tmp_path, [], frozenset(), kinds).sequences
+    assert plain.scores_TLE is plain.hidden_TLH is plain.embedding_H is plain.embedding_TH is None
+    assert plain.sensitivity_L is plain.tokens_T is None
+    assert not plain.predicted_TLE
+    assert [step[4:] for step in writer.log if step[0] == "read"] == [([], False, False)] * 3
+    for also, asked in (({"hidden"}, ([], True, False)), ({"embedding"}, ([], True, False)),
+                        ({"token_embeddings"}, ([], False, True)),
+                        ({"predictions"}, (kinds, False, False))):  # fmt: skip
+        writer.log.clear()
+        some = writer.learnt(tmp_path, [], frozenset(also), kinds[::-1]).sequences[0]
+        assert [step[4:] for step in writer.log if step[0] == "read"] == [asked] * 3
+        held = {
+            "hidden": some.hidden_TLH, "embedding": some.embedding_H, "scores": some.scores_TLE,
+            "token_embeddings": some.embedding_TH, "sensitivity": some.sensitivity_L,
+            "loss": some.tokens_T, "predictions": some.predicted_TLE or None,
+        }  # fmt: skip
+        assert {name for name, one in held.items() if one is not None} == also
+    assert len([one for one in tmp_path.iterdir() if one.suffix == ".safetensors"]) == 5
+
+
+def test_losses_are_those_of_a_model_with_rounded_experts(
+    writer: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounding, "RoundedLosses", lambda make, found, name: (make(), found, name))
+    learnt = writer.learnt(tmp_path, [], frozenset({"loss"}))
+    losses = [learnt.losses(forms) for forms in ([0, 1], [0, 1], [0])]
+    assert losses[0][0] == ("rounded", [0, 1])
+    assert losses[0][1] is learnt.sequences
+    assert losses[0][2] == losses[1][2] != losses[2][2]

@@ -1,9 +1,12 @@
 """Recipes of training: steps, learning rates, and weights of losses by hand."""
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
 from moebench.harness.scale.recipe import LOCALITY, TrainingRecipe, second_training
+from moebench.substrate.models.catalogue import scale_path
 
 RECIPE = TrainingRecipe(
     tokens=9_500, sequence_length=10, batch_size=5, learning_rate=0.6, warmup_steps=10,
@@ -52,3 +55,21 @@ def test_a_second_training_draws_the_same_text_with_its_familys_weights(name: st
     assert (found.learning_rate, found.warmup_steps, found.chunk) == (2e-3, 20, 600)
     assert found.checkpoint_every == 100
     assert found.exercise_share == TrainingRecipe().exercise_share
+
+
+@pytest.mark.parametrize("name", LOCALITY)
+def test_the_models_that_ship_were_trained_with_these_recipes(name: str) -> None:
+    """The second training's recipe follows from the first one's, which has a given balance."""
+    report = json.loads((scale_path(name) / "training.json").read_text())
+    first = report["started_from"]["recipe"]
+    asked = {key: first[key] for key in ("seed", "tokens", "balance", "balance_end")}
+    assert TrainingRecipe.model_validate(first) == TrainingRecipe(**asked)
+    assert TrainingRecipe.model_validate(report["recipe"]) == second_training(name, first)
+
+
+def test_a_first_training_has_the_numbers_of_the_page_of_scale_models() -> None:
+    """Warm-up over 100 steps to 0.006, and a balance that falls from 0.08 to 0.04."""
+    plain = TrainingRecipe()
+    assert (plain.warmup_steps, plain.learning_rate) == (100, 0.006)
+    assert (plain.balance, plain.balance_end, plain.exercise_share) == (0.08, 0.04, 0.8)
+    assert (plain.locality, plain.recency, plain.chunk, plain.text_tokens) == (0, 0, 0, None)

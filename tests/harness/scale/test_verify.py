@@ -122,6 +122,19 @@ def test_accuracy_is_the_share_of_right_answers_and_how_sure_they_are(answers: l
     assert verify._accuracy(model(), "equations", 32)["chance"] == 0.25
 
 
+def test_shares_have_four_digits_and_margins_two(
+    answers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 of 32 are right; a guess is right once in seven, and margins are unsure once in three."""
+    monkeypatch.setattr(verify, "chance_of_mentioned", lambda asked: 1 / 7)
+    monkeypatch.setattr(verify, "margins", lambda history, sizes: np.array([0.0, 1.23456, 9.0]))
+    found = verify._accuracy(model(), "passages", 32)
+    assert (found["score"], found["stderr"]) == (0.75, 0.0765)
+    assert (found["chance"], found["margin"], found["unsure"]) == (0.1429, 1.23, 0.3333)
+    monkeypatch.setattr(verify, "QUICK", 11)
+    assert verify._accuracy(model(), "passages", 11)["score"] == 0.8182
+
+
 def test_nothing_is_sure_or_unsure_where_nothing_is_written(
     answers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 from optuna.trial import FixedTrial
 
-from moebench.harness.search.composition import BASE, Space, refusal, space_of
+from moebench.harness.search.composition import (
+    _NUMBER,
+    BASE,
+    Space,
+    _param,
+    _suggest,
+    refusal,
+    space_of,
+)
 from moebench.systems.options import build, describe
 from moebench.systems.registry import DECISIONS, SYSTEMS
 from moebench.systems.space import Dimension
@@ -112,3 +120,86 @@ def test_bounds_are_never_chosen() -> None:
         chosen = space(lossy).by_decision
         assert "belady" not in chosen["evict"]
         assert not {"next-exact", "pre-gate"} & {*chosen["prefetch"]}
+
+
+# ----------------------------------------------------------------------------- options by hand
+
+
+def dimension(kind: Any, default: Any, low: float = 0, high: float = 9, **more: Any) -> Dimension:
+    base: dict[str, Any] = {
+        "decision": "evict", "policy": "lru", "option": "x", "kind": kind,
+        "default": default, "search_low": low, "search_high": high, "scale": "linear",
+        "choices": (),
+    }  # fmt: skip
+    return Dimension(**{**base, **more})
+
+
+class Noted:
+    """A trial that notes what it is asked for, and answers with given values in turn."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = [*answers], list[Any]()
+
+    def suggest_categorical(self, name: str, choices: list[str]) -> Any:
+        self.asked.append((name, choices))
+        return self.answers.pop(0)
+
+    def suggest_int(self, name: str, low: int, high: int, log: bool) -> Any:
+        self.asked.append((name, "int", low, high, log))
+        return self.answers.pop(0)
+
+    def suggest_float(self, name: str, low: float, high: float, log: bool) -> Any:
+        self.asked.append((name, "float", low, high, log))
+        return self.answers.pop(0)
+
+
+NAME = "evict=lru.x"
+
+
+@pytest.mark.parametrize(
+    ("one", "answers", "text", "asked"),
+    [
+        (dimension("choice", "a", choices=("a", None, 2)), ["null"], "null",
+         [(NAME, ["a", "null", "2"])]),
+        (dimension("integer", 3), [5], "5", [(NAME, "int", 0, 9, False)]),
+        (dimension("integer", 3, low=1, scale="log"), [5], "5", [(NAME, "int", 1, 9, True)]),
+        (dimension("integer", 3, low=0, scale="log"), [5], "5", [(NAME, "int", 0, 9, False)]),
+        (dimension("number", 0.5, 0.25, 4, scale="log"), [1.23456], "1.235",
+         [(NAME, "float", 0.25, 4, True)]),
+        (dimension("number", 0.5, 0.25, 4), [2.0], "2", [(NAME, "float", 0.25, 4, False)]),
+        # A default outside the range is chosen by its name, or a number of the range.
+        (dimension("integer", None, 1), ["null"], "null", [(f"{NAME}?", ["null", "number"])]),
+        (dimension("integer", 0, 1), ["number", 4], "4",
+         [(f"{NAME}?", ["0", "number"]), (NAME, "int", 1, 9, False)]),
+        (dimension("integer", 10, 1), ["10"], "10", [(f"{NAME}?", ["10", "number"])]),
+        (dimension("integer", 9, 1), [9], "9", [(NAME, "int", 1, 9, False)]),
+    ],
+)  # fmt: skip
+def test_an_option_is_asked_for_by_its_kind_and_range(
+    one: Dimension, answers: list[Any], text: str, asked: list[Any]
+) -> None:
+    trial: Any = Noted(*answers)
+    assert _NUMBER == "number"
+    assert _suggest(trial, one) == text
+    assert trial.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("one", "value", "params"),
+    [
+        (dimension("choice", "a", choices=("a", None)), None, {NAME: "null"}),
+        (dimension("integer", 3), 5, {NAME: 5}), (dimension("integer", 3), 12, {NAME: 9}),
+        (dimension("integer", 3, 1), -4, {NAME: 1}),
+        (dimension("number", 2, 1, 2.5), 9, {NAME: 2.5}),
+        (dimension("integer", None, 1), None, {f"{NAME}?": "null"}),
+        (dimension("integer", None, 1), 4, {f"{NAME}?": "number", NAME: 4}),
+        (dimension("integer", 0, 1), 0, {f"{NAME}?": "0"}),
+    ],
+)  # fmt: skip
+def test_a_value_is_the_parameters_that_choose_it(
+    one: Dimension, value: Any, params: dict[str, Any]
+) -> None:
+    assert _param(one, value) == params
+    assert {type(found) for found in _param(one, value).values()} <= {
+        str, int if one.kind == "integer" else float
+    }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from moebench.harness.search import outcome as outcomes
 from moebench.harness.search.composition import RUNTIME
-from moebench.harness.search.evaluation import BLOCK, Measured, paired
+from moebench.harness.search.evaluation import BLOCK, Measured, Refused, paired
 from moebench.harness.search.outcome import Outcome, probability_faster, sets_of, validate
 from moebench.harness.search.question import Question, Seeds
 from moebench.harness.search.rounds import Candidate, Place
@@ -279,3 +279,25 @@ def test_options_that_differ_from_their_defaults_are_said() -> None:
     )
     different = dict(sets_of(changed).items() - plain.items())
     assert different == {"prefetch": "next-gate", "prefetch.experts": "3", "scope": "layer"}
+
+
+def test_a_divergence_of_the_limit_itself_is_allowed() -> None:
+    """Rows are in the order of their times; what cannot run comes last."""
+
+    def ran(tpot: float, kl: float | None) -> Any:
+        metrics = {"peak_device_bytes": 2_500_000_000}
+        return SimpleNamespace(tpot_ms=tpot, kl=kl, kl_interval=None, run_id=f"r{tpot}",
+                               document={"metrics": metrics})  # fmt: skip
+
+    runs: Any = {"a": ran(9.0, 0.5), "b": ran(3.0, 0.51), "c": ran(5.0, None), "d": Refused("no")}
+    candidates: Any = [SimpleNamespace(name=name, published=name == "c") for name in "dabc"]
+    rows = outcomes._rows(candidates, runs, 0.5)
+    assert [(row["name"], row.get("allowed"), row["published"]) for row in rows] == [
+        ("b", False, False), ("c", True, True), ("a", True, False), ("d", None, False),
+    ]  # fmt: skip
+    assert rows[3] == {"name": "d", "published": False, "refused": "no"}
+    assert rows[2] == {
+        "name": "a", "published": False, "tpot_ms": 9.0, "kl": 0.5, "kl_interval": None,
+        "allowed": True, "run": "r9.0", "memory_gb": 2.5,
+    }  # fmt: skip
+    assert all(row["allowed"] for row in outcomes._rows(candidates[1:], runs, None))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moebench.harness.search import rounds
 from moebench.harness.search.evaluation import Measured, Refused
 from moebench.harness.search.outcome import validate
 from moebench.harness.search.question import Question, Seeds
@@ -452,3 +453,31 @@ def test_a_candidate_is_possible_where_no_problem_is_known() -> None:
     unheard = Candidate(name="x", system="moe-ondemand", sets={"evict": "unheard"})
     runs.problem = lambda spec: None  # type: ignore[method-assign]
     assert not search.possible(unheard, S1)
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_a_composition_is_refused_by_the_first_reason(
+    limit: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own reason comes before those of places, which are asked in order, for one batch."""
+    asked: list[Any] = []
+    reasons: dict[str, str | None] = {"own": None, "S1": None, "S3": None}
+
+    def own(sets: Any, lossy: bool) -> str | None:
+        asked.append((sets, lossy))
+        return reasons["own"]
+
+    def problem(self: Any, one: Any, place: Any, batches: int) -> str | None:
+        asked.append((one.sets, place.question.name, batches))
+        return reasons[place.question.name]
+
+    monkeypatch.setattr(rounds, "refusal", own)
+    monkeypatch.setattr(Search, "_problem", problem)
+    runs: Any = stages.Runs(lambda spec: (10.0, 0.0))
+    search = Search([S1, S3], runs, limit, lambda line: None)
+    sets = {"evict": "lru"}
+    assert search._refusal(sets) is None
+    assert asked == [(sets, limit is not None), (sets, "S1", 1), (sets, "S3", 1)]
+    for name in ("S3", "S1", "own"):
+        reasons[name] = f"no {name}"
+        assert search._refusal(sets) == f"no {name}"

@@ -48,6 +48,12 @@ def request(**changes: Any) -> Request:
     return Request(**given | changes)
 
 
+def test_a_search_is_lossless_endless_and_learns_nothing_unless_asked() -> None:
+    plain = Request(questions=(QUESTION,), systems=("lfru",), trials=9)
+    assert (plain.limit, plain.learned, plain.hours) == (None, False, float("inf"))
+    assert (plain.jobs, plain.seed) == (1, 0)
+
+
 def test_equal_searches_have_equal_names() -> None:
     """How long it lasts makes no other search."""
     name = request().name

@@ -206,7 +206,18 @@ def test_remaining_cells_that_run_alone_are_added() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (5399, "90 min"), (5401, "1.5 h"), (7200, "2.0 h")],
+    [
+        (0.4, "0 s"),
+        (89, "89 s"),
+        (90, "2 min"),
+        (2745, "46 min"),
+        (5399, "90 min"),
+        (5400, "1.5 h"),
+        (5401, "1.5 h"),
+        (7200, "2.0 h"),
+        (36_000, "10.0 h"),
+        (360_000, "100.0 h"),
+    ],
 )
 def test_durations_are_short_texts(seconds: float, text: str) -> None:
     assert duration(seconds) == text

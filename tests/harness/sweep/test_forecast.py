@@ -565,3 +565,51 @@ def test_the_remaining_time_is_corrected_when_a_cell_has_ended() -> None:
     clock.now += 20
     left.ended(jobs[2], done)
     assert str(left) == "20 s left"
+
+
+def test_short_runs_of_equal_weights_share_their_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is passed on while model, weights and data type stay; the time for all is limited."""
+    clock, log, step = Clock(), list[Any](), module.MEASURE_S / 5
+    fields = {
+        "m": ("m", None, None),
+        "m again": ("m", None, None),
+        "own": ("m", "w", None),
+        "int8": ("m", "w", "int8"),
+        "other": ("n", "w", "int8"),
+        "late": ("n", "w", "int8"),
+    }
+
+    def session(name: str) -> Any:
+        model, weights, dtype = fields[name]
+
+        def share(shared: Any) -> Any:
+            log.append((name, shared))
+            return shared or f"work of {name}"
+
+        return SimpleNamespace(
+            spec=SimpleNamespace(model=model, weights=weights, expert_dtype=dtype), share=share
+        )
+
+    def measured_(of: Any, scratch: Path) -> Rates:
+        clock.now += step
+        if of.spec.weights is None and len(log) == 1:
+            raise ZeroDivisionError
+        return Rates(len(log), 0, 0)
+
+    monkeypatch.setattr(module, "measured", measured_)
+    monkeypatch.setattr(module, "short", lambda name: name)
+    made: Any = object.__new__(Forecaster)
+    made.clock, made._rates = clock, {}
+    made.planned = SimpleNamespace(opened=SimpleNamespace(session=session))
+    kinds = [(name,) for name in fields]
+    made._measure_kinds(kinds, {(name,): name for name in fields}, Path("s"))
+    assert log == [("m", None), ("m again", "work of m"), ("own", None), ("int8", None),
+                   ("other", None), ("late", "work of other")]  # fmt: skip
+    assert {kind: rate.start_s for (kind,), rate in made._rates.items()} == {
+        "m again": 2, "own": 3, "int8": 4, "other": 5, "late": 6,
+    }  # fmt: skip
+    log.clear()
+    clock.now = 0.0
+    monkeypatch.setattr(module, "MEASURE_S", module.MEASURE_S / 2)
+    made._measure_kinds(kinds, {(name,): name for name in fields}, Path("s"))
+    assert [name for name, _ in log] == ["m", "m again", "own"]

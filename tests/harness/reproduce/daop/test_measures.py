@@ -15,6 +15,7 @@ def test_runs_near_a_cache_ratio() -> None:
     runs = Runs([run("D1", "daop", ratio=ratio) for ratio in (0.25, 0.2599, 0.261, 0.5)])
     assert [one["spec"]["cache_ratio"] for one in m.at_ratio(runs, 0.25)] == [0.25, 0.2599]
     assert m.at_ratio(runs, None) is runs
+    assert len(m.at_ratio(Runs([run("D1", "daop", ratio=0.01)]), 0.0)) == 0, "a hundredth is more"
 
 
 def test_speeds_of_an_output() -> None:

@@ -1,6 +1,7 @@
 """All cells of this paper's experiments, on invented runs, beside the results that ship."""
 
 from moebench.harness.reproduce.duoserve import PAPER
+from moebench.harness.reproduce.duoserve import experiments as e
 from moebench.harness.reproduce.evidence import Evidence
 from tests.harness.reproduce import shipped
 from tests.harness.reproduce import test_measures as measures
@@ -20,3 +21,7 @@ def test_tables_and_figures_are_those_of_the_results_that_ship_but_for_numbers(
 
 def test_the_results_that_ship_were_measured_on_these_sweeps() -> None:
     shipped.check_sweeps(PAPER)
+
+
+def test_counter_experiments_are_those_of_the_results_that_ship() -> None:
+    shipped.check_counters(PAPER, e)

@@ -2,6 +2,7 @@
 
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.flashmoe import PAPER
+from moebench.harness.reproduce.flashmoe import experiments as e
 from tests.harness.reproduce import shipped
 from tests.harness.reproduce import test_measures as measures
 from tests.harness.reproduce import test_registries as registries
@@ -21,3 +22,7 @@ def test_the_results_that_ship_are_judged_by_these_bands() -> None:
 
 def test_the_results_that_ship_were_measured_on_these_sweeps() -> None:
     shipped.check_sweeps(PAPER)
+
+
+def test_counter_experiments_are_those_of_the_results_that_ship() -> None:
+    shipped.check_counters(PAPER, e)

@@ -201,3 +201,8 @@ def test_the_size_of_a_network_is_in_kibibytes(
     assert claim.measure is not None
     found = claim.measure(evidence)
     assert (found.value, found.badge, found.conditions) == (5, "counted", "KiB of fp32, 64 experts")
+
+
+def test_qwen3_has_so_many_layers() -> None:
+    assert model_shape("qwen3-30b-a3b").num_layers == times.LAYERS
+    assert times.READ_MS == 3.0

@@ -4,6 +4,7 @@ import pytest
 
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.smoe import PAPER
+from moebench.harness.reproduce.smoe import experiments as e
 from tests.harness.reproduce import shipped
 from tests.harness.reproduce import test_measures as measures
 
@@ -24,3 +25,7 @@ def test_tables_and_figures_are_those_of_the_results_that_ship_but_for_numbers(
 
 def test_the_results_that_ship_were_measured_on_these_sweeps() -> None:
     shipped.check_sweeps(PAPER)
+
+
+def test_counter_experiments_are_those_of_the_results_that_ship() -> None:
+    shipped.check_counters(PAPER, e)

@@ -95,6 +95,22 @@ def test_the_effect_rises_with_the_share_of_low_scores(
     assert found == pytest.approx({0: 1, 1: -1})
 
 
+def test_the_effect_of_a_step_is_relative_to_what_was_off_the_device(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 20 to 10 % is a fall of a half, from 80 to 20 % one of three quarters, 60 to 27 % .55.
+
+    Shares of low-score experts among the active ones: 1/5, 1/2 and 1/3.
+    """
+    before = [seen("S1", 0, (40, 4), (10, 2)), seen("S2", 0, (10, 4), (10, 8)),
+              seen("S3", 0, (200, 4), (100, 60))]  # fmt: skip
+    after = [seen("S1", 0, (9, 4), (10, 1)), seen("S2", 0, (90, 4), (10, 2)),
+             seen("S3", 0, (9, 4), (100, 27))]  # fmt: skip
+    watching(monkeypatch, ABLATION, {"+CE": before, "+Pre": after})
+    found = importance.falls_with_low_share("+Pre", "+CE")(evidence)
+    assert found == pytest.approx({0: 1})
+
+
 def test_table_1_is_of_one_setting_and_its_seeds(
     evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
