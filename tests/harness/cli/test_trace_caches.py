@@ -213,15 +213,6 @@ def test_what_cannot_be_is_one_line(drawn: Path, options: tuple[str, ...], said:
     assert said in refused("trace", "caches", drawn, *options)
 
 
-def test_sizes_are_whole_numbers_from_one_slot_to_all_experts() -> None:
-    assert trace_caches._sizes("1,8,3", 8) == [1, 8, 3]
-    for text in ("0", "9", "-1", "1.5", "x"):
-        with pytest.raises(UsageError, match=f"--slots {text}: allowed: whole numbers from 1 to 8"):
-            trace_caches._sizes(text, 8)
-    assert trace_caches._sizes(None, 3) == [1, 2]  # eighths 1 to 4 of three, and 6 of eight
-    assert trace_caches._sizes(None, 64) == [8, 16, 24, 32, 48]
-
-
 # ----------------------------------------------------------------------------- with fakes
 
 
