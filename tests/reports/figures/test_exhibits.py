@@ -8,6 +8,7 @@ import altair as alt
 import pytest
 
 from moebench.reports.figures import exhibits
+from moebench.reports.figures.style import PALETTE
 from moebench.results.claims import Axis, Exhibit, PaperResult
 
 SYSTEM = Axis(field="system", title="system")
@@ -374,3 +375,23 @@ def test_numbers_of_cells_are_written_with_four_digits_or_with_all_before_the_po
 ) -> None:
     one = TABLE.model_copy(update={"rows": ({"system": "a", "tpot": value, "stated": 1},)})
     assert exhibits.lines(one)[0][1] == text
+
+
+def test_bars_without_a_series_have_one_colour() -> None:
+    (bars,) = layers(exhibit("bars", series=None, facet=None, paper_rows=()))
+    assert bars["encoding"]["color"] == {"value": PALETTE[0]}
+    assert "xOffset" not in bars["encoding"]
+    (bars,) = layers(exhibit("bars", facet=None, paper_rows=()))
+    assert bars["encoding"]["color"]["field"] == bars["encoding"]["xOffset"]["field"] == "batch"
+
+
+def test_a_line_has_points_of_its_own_colour() -> None:
+    line, points, _ = layers(exhibit("lines", facet=None))
+    assert (line["mark"]["type"], points["mark"]["type"]) == ("line", "point")
+    assert line["encoding"]["color"] == points["encoding"]["color"]
+    assert 0 < line["mark"]["opacity"] <= 1
+    assert points["mark"]["filled"] is True
+    plain, dots, _ = layers(exhibit("lines", series=None, facet=None))
+    for layer in (plain, dots):
+        assert "color" not in layer["encoding"]
+        assert "shape" not in layer["encoding"]

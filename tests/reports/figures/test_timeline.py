@@ -19,6 +19,7 @@ def test_a_bar_goes_from_its_start_to_its_end_in_the_row_of_its_lane() -> None:
 
 def test_microseconds_are_shown_as_milliseconds() -> None:
     axis = timeline()["encoding"]["x"]["axis"]
+    assert (axis["grid"], timeline()["encoding"]["y"]["axis"]["grid"]) == (False, False)
     assert axis["title"] == "time since the token began (ms)"
     assert axis["labelExpr"] == "format(datum.value / 1000, '~g')"
     assert shown(timeline()) == [
