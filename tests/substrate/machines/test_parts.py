@@ -432,3 +432,17 @@ def test_short_forms_have_a_digit_and_digits_alone_are_four() -> None:
         assert any(sign.isdigit() for sign in name)
         assert len(name) >= 4 or not name.isdigit()
     assert "t4" in module._names()[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (module.MeasuredDevice, {"copy_gbs": 800, "source": "s"}),
+        (module.MeasuredReads, {**READS}),
+        (Gpu, GPU), (Processor, CPU), (Pool, POOL), (Link, LINK), (Disk, DISK),
+    ],
+)  # fmt: skip
+def test_texts_are_not_empty(kind: Any, given: dict[str, Any]) -> None:
+    for name in given.keys() & {"key", "name", "source", "what"}:
+        with pytest.raises(ValidationError, match=name):
+            kind.model_validate({**given, name: ""})
