@@ -748,3 +748,21 @@ def test_an_upload_is_claimed_for_its_purpose() -> None:
     assert rig.transfers.upload(fetches(0), queue=None) == 1
     assert rig.evict.diary == [("left", 4, "upload")]
     assert rig.evict.purpose == "needed"
+
+
+@pytest.mark.parametrize("how", ["pages", "upload"])
+def test_an_earlier_arrival_is_not_that_of_a_later_transfer(how: str) -> None:
+    """Expert 0 came once and was evicted: its pages, or its upload, are waited for anew."""
+    rig = made(slots=2)
+    first = rig.transfers.demand(fetches(0))[0]
+    rig.machine.end(first, 0, 40)
+    rig.machine.ns = 40
+    rig.here(8)
+    rig.transfers.demand(fetches(1))
+    assert not rig.cache.holds(0)
+    if how == "pages":
+        assert rig.transfers.claim_pages(fetches(0))[0] == fetches(0)
+    else:
+        assert rig.transfers.upload(fetches(0), queue=None) == 1
+    assert rig.transfers.arrival(0, 0) is not first
+    assert rig.machine.finished == [Op(OpKind.LOAD, 0, (), (0,))]
