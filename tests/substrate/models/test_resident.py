@@ -12,8 +12,10 @@ HIDDEN, WIDTH, EXPERTS = 8, 16, 4
 
 
 def shape(**of: Any) -> Any:
-    made = {"expert_bias": False, "hidden_size": HIDDEN, "expert_width": WIDTH, "num_experts": EXPERTS,
-            "moe_layers": (1, 2)} | of  # fmt: skip
+    made = {
+        "expert_bias": False, "hidden_size": HIDDEN, "expert_width": WIDTH,
+        "num_experts": EXPERTS, "moe_layers": (1, 2),
+    } | of  # fmt: skip
     found = SimpleNamespace(**made)
     found.expert_params = 3 * found.hidden_size * found.expert_width
     if found.expert_bias:
