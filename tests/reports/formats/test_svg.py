@@ -293,3 +293,22 @@ def test_a_figure_has_its_title_and_rows_and_colours_of_paper() -> None:
     assert found["title"]["color"].startswith("#")
     assert found["config"]["autosize"]["type"] == "fit-x"
     assert plain({}, rows, layer=[{"mark": "point"}])["config"]["autosize"] == {"type": "pad"}
+
+
+def test_names_of_files_are_short_and_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vl_convert = pytest.importorskip("vl_convert", reason="figures need it")
+    monkeypatch.setattr(vl_convert, "vegalite_to_svg", lambda spec: spec["description"])
+    monkeypatch.setattr(vl_convert, "vegalite_to_pdf", lambda spec: b"pdf")
+    titles = ["kl against α, é", "..a_b 1.5..", "x" * 99, "same", "same?", "same!"]
+    rows = [{"name": "a", "x": 1.0, "y": 1.0}]
+    spec = finished({"mark": "point", "encoding": {}}, 100)
+    figures = [StaticFigure(title, spec, rows, {}) for title in titles]
+    written = write_figures(figures, tmp_path / "new")
+    assert [file.name for file in written[::2]] == [
+        "kl-against.svg", "a_b-1.5.svg", "x" * 80 + ".svg", "same.svg", "same-4.svg", "same-5.svg",
+    ]  # fmt: skip
+    assert [file.suffix for file in written] == [".svg", ".pdf"] * 6
+    assert written[0].read_text(encoding="utf-8") == "kl against α, é"
+    assert written[1].read_bytes() == b"pdf"
