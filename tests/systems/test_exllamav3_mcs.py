@@ -614,3 +614,12 @@ def test_the_best_four_times_as_many_are_looked_at():
     # Without a spare slot in the first layer, one promotion looks at four and finds none.
     assert chosen(counts, routed, resident, most=1, spare=[0, 4]) == []
     assert chosen(counts, routed, resident, most=2, spare=[0, 4]) == [(1, 1)]
+
+
+def test_a_pass_of_exactly_the_fewest_rows_streams():
+    own = [[0, 1]] * 8
+    assert [fetch.expert for fetch in planned(own, min_rows=8).load] == [0, 1]
+    assert planned(own, min_rows=9).load == []
+    assert list(planned(own, min_rows=9).host) == [0, 1]
+    # Of exactly the largest size, an expert is streamed; a ring of nothing streams none.
+    assert planned(own, min_rows=8, ring=0).load == []
