@@ -14,7 +14,7 @@ import pytest
 
 from moebench.results.store import FILE_NAME, SCHEMA_VERSION, Store, run_key
 from moebench.results.validation import LANES
-from moebench.substrate.errors import IntegrityError, UnknownNameError, UsageError
+from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 from moebench.substrate.machines.protocol import Lane
 from tests.results.documents import SPAN, document
 
@@ -286,3 +286,70 @@ def test_compacting_gives_the_space_of_removed_runs_back(store: Store) -> None:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert store.path.stat().st_size < full / 4
     assert store.ids() == [f"{19:012x}"]
+
+
+# ---------------------------------------------------------------------- a folder without locks
+
+
+def failing(code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("no shared memory")
+    error.sqlite_errorcode = code
+    return error
+
+
+@pytest.mark.parametrize(
+    "code",
+    [sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR,
+     sqlite3.SQLITE_IOERR_SHMMAP],
+)  # fmt: skip
+@pytest.mark.parametrize("log", [None, b"", b"pages"])
+def test_a_store_that_cannot_be_locked_is_read_while_nobody_writes(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int, log: bytes | None
+) -> None:
+    """Whoever writes has a log that is not empty beside the file."""
+    store.put(document("abc"))
+    file = store.path.with_name(FILE_NAME + "-wal")
+    file.unlink(missing_ok=True)
+    if log is not None:
+        file.write_bytes(log)
+    tried: list[str] = []
+
+    def query(mode: str, *_: object) -> list[tuple[str]]:
+        tried.append(mode)
+        if mode == "rw":
+            raise failing(code)
+        return [("a row",)]
+
+    monkeypatch.setattr(store, "_query", query)
+    if log:
+        with pytest.raises(InputError, match="no shared memory"):
+            store._read("SELECT 1")
+        assert tried == ["rw"]
+    else:
+        assert store._read("SELECT 1") == [("a row",)]
+        assert tried == ["rw", "ro&immutable=1"]
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_ERROR])
+def test_another_error_is_not_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store.put(document("abc"))
+    tried: list[str] = []
+
+    def query(mode: str, *_: object) -> list[tuple[str]]:
+        tried.append(mode)
+        raise failing(code)
+
+    monkeypatch.setattr(store, "_query", query)
+    with pytest.raises(InputError):
+        store.get("abc")
+    assert tried == ["rw"]
+
+
+def test_a_store_is_read_without_locks_as_with_them(store: Store) -> None:
+    store.put(document("abc"))
+    query, versions = "SELECT run_id FROM runs", range(1, SCHEMA_VERSION + 1)
+    for mode in ("rw", "ro&immutable=1"):
+        assert store._query(mode, query, (), versions) == [("abc",)]
+    assert store._query("rw", query, (), range(SCHEMA_VERSION)) == []

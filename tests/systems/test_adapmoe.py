@@ -284,3 +284,10 @@ def test_without_a_threshold_it_is_lossless():
     assert not build("adapmoe").lossless
     assert build("adapmoe", {"route.threshold": "0"}).lossless
     assert build("adapmoe").max_batch is None
+
+
+def test_only_the_next_layer_is_searched_unless_asked():
+    """The paper fetches an expert of the next layer; further layers are an option here."""
+    assert FirstMissing().layers == 1
+    assert FirstMissing().predictor.layers == 1
+    assert AdapMoE().prefetch == FirstMissing(layers=1)

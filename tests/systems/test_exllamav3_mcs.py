@@ -590,3 +590,36 @@ def test_options_out_of_range_are_one_line(made, message):
 def test_a_ring_of_all_slots_is_refused():
     with pytest.raises(BudgetError, match=r"assign\.ring=2 keeps all 2 slots"):
         SplitByResidence().start(shape(6, 2), cache(shape(6, 2), 2))
+
+
+def test_equal_counts_are_promoted_in_the_order_of_layers_and_ids():
+    layers = 60
+    counts = [[0.0, 5.0, 5.0]] * layers
+    routed = [(row, expert) for row in range(layers) for expert in (1, 2)]
+    resident = [(row, 0) for row in range(layers)]
+    assert chosen(counts, routed, resident, most=30) == [(row, 1) for row in range(30)]
+
+
+def test_the_best_four_times_as_many_are_looked_at():
+    """Six misses of each of two layers, all of the first layer with higher counts.
+
+    With two promotions eight are looked at: six of the first layer and two of the other.  With one
+    only the first layer's six are, four of them looked at.
+    """
+    counts = [[0.0, *(30.0 - e for e in range(6))], [0.0, *(20.0 - e for e in range(6))]]
+    routed = [(row, expert) for row in range(2) for expert in range(1, 7)]
+    resident = [(0, 0), (1, 0)]
+    assert chosen(counts, routed, resident, most=2) == [(0, 1), (1, 1)]
+    assert chosen(counts, routed, resident, most=1) == [(0, 1)]
+    # Without a spare slot in the first layer, one promotion looks at four and finds none.
+    assert chosen(counts, routed, resident, most=1, spare=[0, 4]) == []
+    assert chosen(counts, routed, resident, most=2, spare=[0, 4]) == [(1, 1)]
+
+
+def test_a_pass_of_exactly_the_fewest_rows_streams():
+    own = [[0, 1]] * 8
+    assert [fetch.expert for fetch in planned(own, min_rows=8).load] == [0, 1]
+    assert planned(own, min_rows=9).load == []
+    assert list(planned(own, min_rows=9).host) == [0, 1]
+    # Of exactly the largest size, an expert is streamed; a ring of nothing streams none.
+    assert planned(own, min_rows=8, ring=0).load == []

@@ -220,3 +220,9 @@ def test_any_eviction_in_the_networks_place():
     assert build("flashmoe", {"evict": "arc"}).scope == "layer"
     with pytest.raises(UnknownNameError, match=r"evict\.window"):
         build("flashmoe", {"evict.window": "3"})
+
+
+def test_the_first_hidden_layer_is_as_wide_as_in_the_paper():
+    """Table 1: 128; a network of one unit has no second layer of half its width."""
+    policy = build("flashmoe", {}).evict
+    assert (policy.hidden, policy.tokens, policy.cached) == (128, 65_536, 0)

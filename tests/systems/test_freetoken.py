@@ -524,3 +524,23 @@ class OnHost(FreeToken):
 def test_every_mode_conforms(system):
     replayed = [case for case in CASES if case.replayed]
     assert not check_system(system, cases=replayed).failures
+
+
+def test_two_buffers_need_twice_a_layers_experts():
+    left = {"weights": 300, "fixed": 4, "kv": 544, "slot": 7, "experts": 8}
+    with pytest.raises(BudgetError, match=r"^16 slots and the KV cache take 656 bytes, 600 are"):
+        cache_slots(1005, **left, total=16)
+    assert cache_slots(1005, **left, total=15) == 8
+    assert cache_slots(1005, **left, total=1000, limit=15) == 8
+    # One byte less than eight slots and the KV cache take: 904 - 304 - 544 = 56.
+    assert cache_slots(1005, **left, total=15, ratio=0.9) == 8
+    with pytest.raises(BudgetError, match="8 slots"):
+        cache_slots(1005, **left, total=15, ratio=0.899)
+
+
+def test_stochastic_rounding_draws_by_the_number_of_the_call():
+    """Of three misses φ = 0.5 is 1.5: each call rounds up if its draw is below 0.5."""
+    policy = started(BandwidthSplit(mode="hybrid", phi=0.5, rounding="stochastic"))
+    found = [len(decode(policy, [5, 1, 3])[0]) for _ in range(40)]
+    assert found == [2 if uniform(call) < 0.5 else 1 for call in range(1, 41)]
+    assert {*found} == {1, 2}

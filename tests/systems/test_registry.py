@@ -13,10 +13,12 @@ from moebench.systems.registry import (
     DECISIONS,
     POLICIES,
     SYSTEMS,
+    VARIANTS,
     make,
     name_of,
     policy_class,
     system_class,
+    variants_of,
 )
 from tests.systems.kinds import KINDS, fits
 
@@ -84,3 +86,13 @@ def test_no_torch(code):
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", check], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_variants_of_a_system_are_in_one_order() -> None:
+    assert variants_of("lru") == ("published",)
+    assert variants_of("smoe") == ("published", "shipped")
+    assert variants_of("freetoken") == ("published", "earlier")
+    for name in SYSTEMS:
+        found = variants_of(name)
+        assert found[0] == "published"
+        assert set(found) == {variant for variant, listed in VARIANTS.items() if name in listed}

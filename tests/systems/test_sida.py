@@ -67,7 +67,7 @@ def test_weights_follow_the_models_own_rule():
     assert factors(p_TE, ids_TK, plain).tolist() == [[0.3, 0.1]]
     assert factors(p_TE, ids_TK, again) == pytest.approx(np.array([[0.75, 0.25]]))
     # Only experts within the jitter of a pick are near: each pick is weighed by itself.
-    mixed = plain.model_copy(update={"gate": GateKind.SPARSEMIXER, "sparsemixer_jitter": 0.01})
+    mixed = plain.model_copy(update={"gate": GateKind.SPARSEMIXER, "gate_jitter": 0.01})
     far = np.array([[1e-9, 0.5, 0.5 - 1e-9, 1e-12]], np.float32)
     assert factors(far, np.array([[1, 2]]), mixed)[0, 0] == pytest.approx(0.5, abs=1e-3)
 
@@ -337,3 +337,15 @@ def test_what_was_predicted_is_cut_to_the_slots_of_its_pool() -> None:
     fetches._cache = SimpleNamespace(scope="layer", slots=3, pools=[2, 1])  # type: ignore[assignment]
     assert fetches._fitting(found) == [(0, 5), (0, 6), (2, 1)]
     assert fetches._fitting([]) == []
+
+
+def test_a_pick_of_a_sparse_mixer_is_weighed_against_the_experts_near_it():
+    """Jitter 0.25 keeps logits within half of the larger one's size.
+
+    Of log 0.5, 0.3 and 0.2, the second is near the first (0.51 / 1.20), the third is not (0.92 /
+    1.61 = 0.57): 0.5 of 0.8.  Without the first, the second and the third are near: 0.3 of 0.5.
+    """
+    mixed = shape(4, 2).model_copy(update={"gate": GateKind.SPARSEMIXER, "gate_jitter": 0.25})
+    p_TE = np.array([[0.5, 0.3, 0.2, 1e-12]], np.float32)
+    found = factors(p_TE, np.array([[0, 1]]), mixed)
+    assert found == pytest.approx(np.array([[0.625, 0.6]]), rel=1e-4)

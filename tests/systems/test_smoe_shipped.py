@@ -169,6 +169,23 @@ def test_what_is_waited_for_is_shared_by_the_loads():
     assert (list(plan.host), fetched(0, plan.load)) == ([0, 2, 4], [1, 3, 5])
 
 
+def test_the_hosts_cost_is_that_of_its_last_ten_experts_in_the_layer():
+    policy = started(OneEnded())
+    waited(policy, host=[9000 * MS] * 5)
+    for _ in range(10):
+        waited(policy, host=[100 * MS], loads=4, left=240 * MS)  # 60 ms each
+    # 0 host (0|100), 1 2 load (120|100), 3 host (120|200), 4 5 load.
+    plan = assigned(policy, dict.fromkeys(range(6), 1))
+    assert (list(plan.host), fetched(0, plan.load)) == ([0, 3], [1, 2, 4, 5])
+    # Another layer has 50 ms from the start, and that is its cost of a load too.
+    other = assigned(policy, dict.fromkeys(range(4), 1), layer=1)
+    assert (list(other.host), fetched(1, other.load)) == ([0, 2], [1, 3])
+    # Loads alone add no host computation.
+    waited(policy, loads=1, left=0, layer=1)
+    assert [*policy._host_ns[1]] == [50e6]
+    assert len(policy._host_ns[0]) == len(policy._load_ns) == 10
+
+
 # ----------------------------------------------------------------------------- eviction
 
 #: Keys of (0, 0), (0, 1), (1, 0) with four experts a layer.

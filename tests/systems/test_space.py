@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from moebench.substrate.engine.options import Allowed, allowed_values
-from moebench.substrate.engine.policies import Policy
+from moebench.substrate.engine.policies import Eviction, Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.systems.options import options_of
 from moebench.systems.registry import DECISIONS, POLICIES, VARIANTS, policy_class, system_class
-from moebench.systems.space import NEEDS, Dimension, PolicySpace, needs_of, policies
+from moebench.systems.space import NEEDS, Dimension, PolicySpace, dimensions, needs_of, policies
 from tests.harness.commands import call
 
 Owner = type[Policy] | type[System]
@@ -206,3 +206,36 @@ def test_list_policies_prints_the_space() -> None:
     assert printed == space
     header = call("list", "policies").out.splitlines()[0]
     assert header.split("\t") == ["decision", "name", "what", "options"]
+
+
+def is_round(value: float) -> bool:
+    """Whether a number is a power of two, or a digit times a power of ten; or one less."""
+    if value < 0:
+        return value == -1
+    whole = value == int(value)
+    if whole and {int(value), int(value) + 1} & {2**n for n in range(34)}:
+        return True
+    return len(f"{value:.12e}".partition("e")[0].rstrip("0").rstrip(".")) <= 1 or value == 0
+
+
+@pytest.mark.parametrize("one", NUMBERS, ids=lambda one: one[0])
+def test_limits_and_searched_ranges_are_round_numbers(one: Option) -> None:
+    _, _, _, allowed = one
+    ends = [allowed.low, allowed.high]
+    if isinstance(allowed.searched, tuple):
+        ends += allowed.searched
+    assert all(end is None or is_round(end) for end in ends), ends
+
+
+def test_round_numbers_are_told_from_others() -> None:
+    assert all(map(is_round, (0, 1, -1, 2, 16, 1024, 65536, 2**32 - 1, 100, 0.05, 0.8, 5e-4, 1e9)))
+    assert not any(map(is_round, (1025, 17, 11, 33, 0.11, 0.055, 101, 65537, 1.5, -2, 10001)))
+
+
+def test_a_class_without_options_of_its_own_has_no_dimensions() -> None:
+    class Plain(Eviction):
+        def victim(self, allowed: object, incoming: int) -> int | None:
+            return None
+
+    assert not dataclasses.is_dataclass(Plain)
+    assert dimensions("evict", "plain", Plain) == ()

@@ -8,6 +8,7 @@ import altair as alt
 import pytest
 
 from moebench.reports.figures import exhibits
+from moebench.reports.figures.style import PALETTE
 from moebench.results.claims import Axis, Exhibit, PaperResult
 
 SYSTEM = Axis(field="system", title="system")
@@ -179,6 +180,159 @@ def test_more_series_than_colours_are_drawn() -> None:
     assert len(scale["domain"]) == len(scale["range"]) == 23
 
 
+def named(*systems: object, form: str = "lines") -> Any:
+    """The horizontal axis of an exhibit with these systems."""
+    rows = tuple({"system": one, "batch": 1, "tpot": 1.0} for one in systems)
+    one = exhibit(form, rows=rows, paper_rows=(), facet=None)
+    return layers(one)[0]["encoding"]["x"]
+
+
+def test_long_names_are_turned_and_short_ones_and_numbers_are_not() -> None:
+    assert named("smoe", "accelerate")["axis"]["labelAngle"] < 0
+    assert named("sevenlt")["axis"]["labelAngle"] < 0
+    assert named("sixlet", "fate")["axis"]["labelAngle"] == 0
+    assert named(1234567, 1, form="bars")["axis"]["labelAngle"] == 0
+
+
+def test_names_keep_their_order_and_numbers_are_sorted() -> None:
+    names = named("smoe", "daop", "smoe")
+    assert (names["type"], names["sort"]) == ("nominal", ["smoe", "daop"])
+    numbers = named(8, 1, 3, form="bars")
+    assert (numbers["type"], numbers["sort"]) == ("ordinal", [1, 3, 8])
+    # Numbers grow upwards, and names are read downwards.
+    y = layers(HEAT)[0]["encoding"]["y"]
+    assert (y["sort"], "labelAngle" in y["axis"]) == ([3], False)
+    rows = tuple({"token": 0, "expert": e, "age": 1, "evicted": ""} for e in (1, 5, 3))
+    many = exhibit("heat", x=HEAT.x, y=HEAT.y, colour=HEAT.colour, series=None, facet=None,
+                   rows=rows, paper_rows=())  # fmt: skip
+    assert layers(many)[0]["encoding"]["y"]["sort"] == [5, 3, 1]
+    assert len(layers(many)) == 1, "without a series nothing is marked"
+
+
+def test_an_axis_of_names_that_only_some_rows_have_is_categorical() -> None:
+    batch = Axis(field="batch", title="batch")
+    encoding = layers(exhibit("lines", x=batch, facet=None))[0]["encoding"]
+    assert encoding["x"]["type"] == "quantitative"
+    assert encoding["x"]["scale"] == {"zero": False}
+    mixed = (*ROWS, {"system": "smoe", "batch": "all", "setting": "S1", "tpot": 1.0})
+    x = layers(exhibit("lines", x=batch, rows=mixed, facet=None))[0]["encoding"]["x"]
+    assert x["type"] == "nominal"
+    # The paper's rows count too: here one of them has a name.
+    stated = ({"system": "smoe", "batch": "all", "setting": "S1", "tpot": 45.0},)
+    x = layers(exhibit("lines", x=batch, paper_rows=stated, facet=None))[0]["encoding"]["x"]
+    assert x["type"] == "nominal"
+
+
+def test_the_values_axis_has_the_badge_and_a_logarithm_if_asked() -> None:
+    y = layers(exhibit("points", facet=None))[0]["encoding"]["y"]
+    assert y["axis"]["title"] == "TPOT (ms, estimate)"
+    assert "scale" not in y
+    assert layers(exhibit("points", y=LOG, facet=None))[0]["encoding"]["y"]["scale"] == {
+        "type": "log"
+    }
+    plain = Axis(field="tpot", title="speedup", unit="1")
+    y = layers(exhibit("points", y=plain, badge="", facet=None))[0]["encoding"]["y"]
+    assert y["axis"]["title"] == "speedup"
+
+
+def test_a_tooltip_formats_columns_whose_values_are_all_numbers() -> None:
+    tooltip = layers(exhibit("bars", facet=None))[0]["encoding"]["tooltip"]
+    assert [(one["field"], one["title"], one.get("format")) for one in tooltip] == [
+        ("batch", "batch", ".4~g"), ("system", "system", None), ("tpot", "TPOT (ms)", ".4~g")
+    ]  # fmt: skip
+    rows = (*ROWS, {"system": "x", "batch": 1, "tpot": None})
+    tooltip = layers(exhibit("bars", rows=rows, facet=None))[0]["encoding"]["tooltip"]
+    assert "format" not in tooltip[-1]
+
+
+def test_series_have_shapes_in_turn_and_share_the_colours_legend() -> None:
+    rows = tuple({"system": f"s{i}", "batch": 1, "tpot": 1.0} for i in range(9))
+    one = exhibit("points", x=Axis(field="batch", title="batch"), series="system", facet=None,
+                  rows=rows, paper_rows=())  # fmt: skip
+    encoding = layers(one)[0]["encoding"]
+    shape, colour = encoding["shape"], encoding["color"]
+    names = [f"s{i}" for i in range(9)]
+    assert shape["scale"]["domain"] == colour["scale"]["domain"] == names
+    assert shape["sort"] == colour["sort"] == names
+    shapes = shape["scale"]["range"]
+    assert len(set(shapes[:7])) == 7
+    assert shapes[7:] == shapes[:2]
+    assert shape["legend"] == colour["legend"]
+
+
+def test_marks_of_a_heat_map_are_the_rows_with_a_name_in_their_series() -> None:
+    rect, marks, stated = layers(HEAT)
+    assert [one["mark"]["type"] for one in (rect, marks, stated)] == ["rect", "point", "text"]
+    assert marks["transform"] == [{"filter": "datum['evicted']"}]
+    assert marks["encoding"]["shape"]["scale"] == {"domain": ["lru"], "range": ["cross"]}
+    colour = rect["encoding"]["color"]
+    assert (colour["field"], colour["scale"]) == ("age", {"scheme": "blues"})
+    assert colour["legend"]["title"] == "age (tokens, estimate)"
+    assert stated["data"]["values"] == [*HEAT.paper_rows]
+    assert stated["encoding"]["text"]["field"] == "age"
+    assert stated["encoding"]["x"]["field"] == "token"
+    log = Axis(field="age", title="age", log=True)
+    scale = layers(HEAT.model_copy(update={"colour": log}))[0]["encoding"]["color"]["scale"]
+    assert scale["type"] == "log"
+
+
+def test_a_bar_of_a_timeline_goes_from_its_start_to_its_end() -> None:
+    (bars,) = layers(TIMELINE)
+    encoding = bars["encoding"]
+    assert (encoding["x"]["field"], encoding["x2"]["field"]) == ("start", "end")
+    assert encoding["x"]["title"] == "time (µs, estimate)"
+    assert encoding["x"]["scale"] == {"nice": False}
+    assert encoding["y"]["field"] == "lane"
+    assert encoding["y"]["axis"]["title"] is None
+    assert encoding["color"]["field"] == "kind"
+    # Operations have the colours that they have in every chart, and the paper's rows are not drawn.
+    assert encoding["color"]["scale"]["range"] == ["#b5452c", "#2a9d74"]
+    assert "title" not in drawn(TIMELINE.model_copy(update={"paper_rows": TIMELINE.rows}))
+
+
+def test_only_bars_beside_each_other_move_the_papers_values_beside_them() -> None:
+    def stated(form: str, **of: Any) -> Any:
+        return layers(exhibit(form, facet=None, **of))[-1]["encoding"]
+
+    assert stated("bars")["xOffset"]["field"] == "batch"
+    assert stated("bars")["xOffset"]["scale"]["domain"] == [1, 3]
+    assert "xOffset" not in stated("bars", series=None)
+    assert "xOffset" not in stated("lines")
+    assert stated("lines")["color"]["field"] == "batch"
+    assert "color" not in stated("stacked")
+    assert "color" not in stated("lines", series=None)
+
+
+def test_parts_are_stacked_from_zero_in_the_order_of_the_rows() -> None:
+    (bars, _) = layers(exhibit("stacked", facet=None))
+    assert bars["encoding"]["y"]["stack"] == "zero"
+    assert bars["encoding"]["order"] == {"field": "_order", "type": "quantitative"}
+    values = drawn(exhibit("stacked", facet=None))["data"]["values"]
+    assert [row["_order"] for row in values] == [0, 1, 0, 1]
+    assert "_order" not in drawn(exhibit("bars", facet=None))["data"]["values"][0]
+
+
+def test_panels_share_the_axes_that_make_them_comparable() -> None:
+    for form, own in (("bars", {"y"}), ("stacked", {"y"}), ("lines", {"x", "y"}),
+                      ("points", {"x", "y"})):  # fmt: skip
+        found = drawn(exhibit(form))
+        assert found["resolve"]["scale"] == dict.fromkeys(own, "independent")
+        assert found["columns"] == 2
+        assert "autosize" not in found["config"]
+        assert (found["spec"]["width"], found["spec"]["height"]) == (260, 190)
+        assert found["facet"]["title"] is None
+    two = tuple(row | {"panel": at} for at, row in enumerate(TIMELINE.rows))
+    lanes = TIMELINE.model_copy(update={"rows": two, "facet": "panel"})
+    assert drawn(lanes)["resolve"]["scale"] == {}
+
+
+def test_two_names_of_a_facet_are_two_panels() -> None:
+    assert "facet" in drawn(exhibit("lines", rows=ROWS, paper_rows=()))
+    # A panel that only the paper's rows have counts.
+    same = tuple(row | {"setting": "S3"} for row in ROWS)
+    assert drawn(exhibit("lines", rows=same))["facet"]["sort"] == ["S3", "S1"]
+
+
 # ----------------------------------------------------------------------------- rows of text
 
 
@@ -206,3 +360,38 @@ def test_rows_of_other_forms() -> None:
 @pytest.mark.parametrize("one", [*DRAWN, TABLE], ids=ids)
 def test_every_row_has_a_cell_for_each_header(one: Exhibit) -> None:
     assert {len(line) for line in exhibits.lines(one)} == {len(exhibits.headers(one))}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"), (3, "3"), (123456, "123456"), ("smoe", "smoe"), (0.12345, "0.1235"),
+        (9999.4, "9999"), (10000.0, "10,000"), (-12345.6, "-12,346"), (1e9, "1e+09"),
+        (999_999_999.0, "999,999,999"),
+    ],
+)  # fmt: skip
+def test_numbers_of_cells_are_written_with_four_digits_or_with_all_before_the_point(
+    value: object, text: str
+) -> None:
+    one = TABLE.model_copy(update={"rows": ({"system": "a", "tpot": value, "stated": 1},)})
+    assert exhibits.lines(one)[0][1] == text
+
+
+def test_bars_without_a_series_have_one_colour() -> None:
+    (bars,) = layers(exhibit("bars", series=None, facet=None, paper_rows=()))
+    assert bars["encoding"]["color"] == {"value": PALETTE[0]}
+    assert "xOffset" not in bars["encoding"]
+    (bars,) = layers(exhibit("bars", facet=None, paper_rows=()))
+    assert bars["encoding"]["color"]["field"] == bars["encoding"]["xOffset"]["field"] == "batch"
+
+
+def test_a_line_has_points_of_its_own_colour() -> None:
+    line, points, _ = layers(exhibit("lines", facet=None))
+    assert (line["mark"]["type"], points["mark"]["type"]) == ("line", "point")
+    assert line["encoding"]["color"] == points["encoding"]["color"]
+    assert 0 < line["mark"]["opacity"] <= 1
+    assert points["mark"]["filled"] is True
+    plain, dots, _ = layers(exhibit("lines", series=None, facet=None))
+    for layer in (plain, dots):
+        assert "color" not in layer["encoding"]
+        assert "shape" not in layer["encoding"]

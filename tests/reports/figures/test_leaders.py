@@ -8,9 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.reports.figures.comparison import lines, trade
-from moebench.reports.figures.leaders import MOST, by, led, ranked, spread, told_apart
-from moebench.reports.figures.style import PALETTE
+from moebench.reports.figures.leaders import (
+    MOST,
+    by,
+    led,
+    lines_of,
+    pointed,
+    ranked,
+    spread,
+    told_apart,
+)
+from moebench.reports.figures.style import PALETTE, REST
 from moebench.results.metrics import metric_of
+from tests.reports.figures import specs
 
 
 def point(line: str, batch: int, ms: float, **more: Any) -> dict[str, Any]:
@@ -150,3 +160,161 @@ def test_spread_keeps_order_and_gap(places: list[float], gap: float) -> None:
     assert max(found) <= 1 + 1e-9
     if all(b - a >= gap for a, b in pairwise(places)):
         assert found == pytest.approx(places, abs=1e-9)
+
+
+# ----------------------------------------------------------------------------- layers
+
+
+LEGEND = {"title": None}
+ENCODING = {"color": {"field": "line", "legend": LEGEND}}
+
+
+@pytest.mark.parametrize("interval", ["", "tpot_ms"])
+def test_the_leaders_are_over_the_others_and_intervals_between_line_and_points(
+    interval: str,
+) -> None:
+    found = lines_of(ENCODING, interval)
+    own = [layer for layer in found if not layer.get("name", "").startswith("pointed")]
+    kinds = [(layer["mark"]["type"], specs.filters(layer)) for layer in own]
+    rule = [("rule", ["datum.leads && isValid(datum.tpot_ms_low)"])] if interval else []
+    assert kinds == [
+        ("line", ["!datum.leads"]), ("point", ["!datum.leads"]), ("line", ["datum.leads"]), *rule,
+        ("point", ["datum.leads"]),
+    ]  # fmt: skip
+    assert found[len(own) :] == pointed("line", ENCODING)
+    for layer in own[:2]:
+        assert layer["name"] == "rest"
+        assert layer["encoding"] == {
+            "color": {"value": f"var({REST})"}, "detail": {"field": "line"}
+        }  # fmt: skip
+    others, line, points = own[1], own[2], own[-1]
+    assert own[0]["mark"]["strokeWidth"] == 1 < line["mark"]["strokeWidth"]
+    assert others["mark"]["size"] < points["mark"]["size"] / 2
+    assert (points["mark"]["filled"], points["mark"]["opacity"]) == (True, 1)
+    assert points["encoding"] == {"shape": {"field": "line", "type": "nominal", "legend": LEGEND}}
+    if interval:
+        ends = own[3]["encoding"]
+        assert (ends["y"]["field"], ends["y2"]["field"]) == ("tpot_ms_low", "tpot_ms_high")
+        assert 0 < own[3]["mark"]["opacity"] < 1
+
+
+def test_only_the_line_under_the_pointer_is_shown_and_only_a_grey_one_is_named() -> None:
+    line, points, name, nearest = pointed("line", ENCODING, {"detail": {"field": "run"}}, clip=True)
+    chosen = {"param": "pointed", "empty": False}
+    for layer in (line, points):
+        opacity = layer["encoding"]["opacity"]
+        assert opacity == {"condition": chosen | {"value": 1}, "value": 0}
+    assert line["mark"]["clip"] is True
+    assert line["mark"]["strokeWidth"] == 3
+    assert line["encoding"]["detail"] == {"field": "run"}
+    assert "detail" not in points["encoding"]
+    assert points["encoding"]["shape"]["field"] == "line"
+    assert name["encoding"]["text"] == {"field": "line"}
+    assert name["encoding"]["opacity"] == {
+        "condition": {"test": {"and": [chosen, "!datum.leads"]}, "value": 1}, "value": 0
+    }  # fmt: skip
+    assert specs.filters(name) == ["datum.last"]
+    # The name ends to the left of its point and above it.
+    assert (name["mark"]["align"], name["mark"]["dx"] < 0, name["mark"]["dy"] < 0) == (
+        "right", True, True,
+    )  # fmt: skip
+    (param,) = nearest["params"]
+    assert param["name"] == chosen["param"]
+    assert param["select"] == {
+        "type": "point", "fields": ["line"], "on": "pointerover", "clear": "pointerout",
+        "nearest": True,
+    }  # fmt: skip
+    assert nearest["mark"]["opacity"] == 0
+    assert nearest["encoding"]["detail"] == {"field": "line"}
+    assert pointed("line", ENCODING)[0]["encoding"].keys() == {"opacity"}
+
+
+# ----------------------------------------------------------------------------- labels
+
+
+def test_a_chart_says_how_many_lines_are_grey() -> None:
+    spec, _ = drawn(ROWS)
+    assert spec["title"]["text"] == "grey: 3 others"
+    assert (spec["title"]["anchor"], spec["title"]["color"]) == ("start", "var(--muted)")
+
+
+@pytest.mark.parametrize(("width", "labelled"), [(114, False), (115, True)])
+def test_labels_take_at_most_36_percent_of_the_width(width: float, labelled: bool) -> None:
+    """Two letters of 6.6 pixels and a symbol of 28 are 41.2 pixels: 36 % of 114.4."""
+    spec, _ = drawn(ROWS, width)
+    assert ("ends text" in layers(spec)) is labelled
+
+
+def test_only_the_leaders_names_need_room() -> None:
+    """The seventh line's name does not fit into 36 % of 560 pixels, and is not written."""
+    rows = [point(name, batch, 10.0) for name in "abcdef" for batch in (1, 4)]
+    rows += [point("x" * 40, batch, 99.0) for batch in (1, 4)]
+    assert "ends text" in layers(drawn(rows)[0])
+
+
+def ends_of(values: dict[str, list[float]], scale: dict[str, Any]) -> tuple[Any, Any]:
+    """The vertical scale with these values at the last batch, and the ends of lines."""
+    spec = lines("batch", {}, "tpot_ms")
+    spec["encoding"]["y"]["scale"] = scale
+    rows = [point(name, 4, ms) for name, of in values.items() for ms in of]
+    led(spec, spec["usermeta"]["leaders"], rows, 560)
+    (text,) = [layer for layer in spec["layer"] if layer.get("name") == "ends text"]
+    return spec["encoding"]["y"]["scale"], text["data"]["values"]
+
+
+def test_the_scale_of_labels_leaves_four_percent_at_each_end() -> None:
+    values = {"a": [100.0], "b": [200.0]}
+    scale, _ = ends_of(values, {"zero": False, "padding": 9})
+    assert scale["domain"] == [pytest.approx(96), pytest.approx(204.16)]  # 4 % of 104
+    assert (scale["nice"], scale.keys()) == (False, {"domain", "nice"})
+    # From zero on, there is room above alone.
+    assert ends_of(values, {})[0]["domain"] == [0.0, pytest.approx(208)]
+    assert ends_of({"a": [-50.0], "b": [50.0]}, {})[0]["domain"] == [-50.0, pytest.approx(54)]
+    # On a logarithmic scale, 4 % of a decade.
+    log, _ = ends_of({"a": [1.0], "b": [10.0]}, {"type": "log"})
+    assert log["domain"] == [pytest.approx(10**-0.04), pytest.approx(10**1.0416)]
+    assert log["type"] == "log"
+
+
+def test_a_single_value_has_a_scale_around_it() -> None:
+    assert ends_of({"a": [50.0]}, {"zero": False})[0]["domain"] == [pytest.approx(48), 50.0]
+    assert ends_of({"a": [0.0]}, {"zero": False})[0]["domain"] == [-1.0, 0.0]
+    assert ends_of({"a": [50.0]}, {})[0]["domain"] == [0.0, pytest.approx(52)]
+
+
+def test_a_label_is_at_the_mean_of_its_lines_last_points_from_the_lowest_on() -> None:
+    _, ends = ends_of({"a": [90.0, 70.0], "b": [20.0]}, {})
+    assert [(one["line"], one["batch"], one["tpot_ms"]) for one in ends] == [
+        ("b", 4, 20.0), ("a", 4, 80.0)
+    ]  # fmt: skip
+    assert [one["place"] for one in ends] == pytest.approx([20, 80])
+
+
+def test_a_rule_joins_a_lines_end_to_its_label_at_the_edge() -> None:
+    spec, _ = drawn(ROWS)
+    rule, dot, text = (layer for layer in spec["layer"] if layer.get("name", "")[:4] == "ends")
+    assert [one["mark"]["type"] for one in (rule, dot, text)] == ["rule", "point", "text"]
+    edge = {"value": "width"}
+    assert rule["encoding"]["x"] == {"field": "batch", "type": "ordinal"}
+    assert rule["encoding"]["y"] == {"field": "tpot_ms", "type": "quantitative"}
+    assert (rule["encoding"]["x2"], rule["encoding"]["y2"]) == (edge, {"field": "place"})
+    for layer in (dot, text):
+        assert layer["encoding"]["x"] == edge
+        assert layer["encoding"]["y"] == {"field": "place", "type": "quantitative"}
+    for layer in (rule, dot, text):
+        assert layer["encoding"]["tooltip"] == {"value": None}
+    assert dot["encoding"]["shape"]["field"] == text["encoding"]["text"]["field"] == "line"
+    assert dot["encoding"]["shape"]["legend"] is None
+    # The symbol is in the margin, and the text to the right of it.
+    assert text["mark"]["align"] == "left"
+    assert 0 < dot["mark"]["xOffset"] < text["mark"]["dx"]
+
+
+def test_spread_moves_equal_places_apart_around_their_middle() -> None:
+    assert spread([0.5, 0.5], 0.2) == pytest.approx([0.4, 0.6])
+    assert spread([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.4, 0.5, 0.6])
+    assert spread([0.0, 0.0], 0.2) == pytest.approx([0.0, 0.2])
+    assert spread([1.0, 1.0], 0.2) == pytest.approx([0.8, 1.0])
+    assert spread([0.9, 0.95, 1.0], 0.4) == pytest.approx([0.2, 0.6, 1.0])
+    assert spread([0.3, 0.3, 0.3], 0.9) == pytest.approx([0.0, 0.5, 1.0])
+    assert spread([], 0.1) == []

@@ -3,6 +3,7 @@
 import pytest
 
 from moebench.reports.figures.roofline import COLOURS, DEVICE, HOST, roofline, roofline_rows
+from tests.reports.figures.specs import filters, layers
 
 
 def test_lines_have_their_corner_and_points_their_label() -> None:
@@ -28,3 +29,37 @@ def test_every_roof_has_its_colour() -> None:
     spec = roofline()
     assert spec["usermeta"]["colours"]["known"] == COLOURS
     assert len(set(COLOURS.values())) == len(COLOURS) == 3
+
+
+def test_a_roof_has_eight_points_in_each_of_five_decades_and_its_corner() -> None:
+    (rows, outside) = (roofline_rows({HOST: (1e11, peak)}, []) for peak in (1.3e12, 1e9))
+    assert len(rows) == 5 * 8 + 1 + 1
+    assert len(outside) == 5 * 8 + 1  # a corner at 0.01 FLOP/B is not drawn
+    assert [row["intensity"] for row in outside][8::8] == pytest.approx([1, 10, 100, 1e3, 1e4])
+
+
+def test_both_axes_are_logarithmic_and_named() -> None:
+    spec = roofline()
+    x, y = spec["encoding"]["x"], spec["encoding"]["y"]
+    assert (x["field"], y["field"]) == ("intensity", "tflops")
+    assert x["axis"]["title"] == "operational intensity (FLOP/B), logarithmic"
+    assert y["axis"]["title"] == "performance (TFLOP/s), logarithmic"
+    assert x["scale"] == y["scale"] == {"type": "log", "nice": False}
+    assert x["axis"]["format"] == y["axis"]["format"] == "~g"
+    assert spec["encoding"]["color"]["field"] == spec["usermeta"]["colours"]["field"] == "series"
+
+
+def test_roofs_are_lines_and_operations_points_with_labels_on_either_side() -> None:
+    (line,), (dots,), texts = (layers(roofline(), mark) for mark in ("line", "point", "text"))
+    assert filters(line) == ["!isValid(datum.label)"]
+    assert filters(dots) == ["isValid(datum.label)"]
+    below, above = texts
+    turning = "test(/^P[12]$/, datum.label)"
+    assert filters(below) == [f"datum.label && !{turning}"]
+    assert filters(above) == [turning]
+    assert (below["mark"]["align"], above["mark"]["align"]) == ("left", "right")
+    # Vega's dy grows downwards.
+    assert below["mark"]["dx"] > 0 < below["mark"]["dy"]
+    assert above["mark"]["dx"] < 0 > above["mark"]["dy"]
+    for text in texts:
+        assert text["encoding"]["text"]["field"] == "label"

@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from moebench.reports.compare.tables import comparisons, matrix
+from moebench.reports.figures.comparison import lines as over
+from moebench.reports.figures.style import PALETTE, axis, coloured, finished
 from moebench.reports.formats import svg
 from moebench.reports.formats.svg import WIDTH, fitted, write_figures
 from moebench.reports.page.ablation import ablations
@@ -183,3 +185,130 @@ def test_page_and_files_colour_the_same_parts_of_a_chart() -> None:
     (config,) = re.findall(r"const CONFIG = \{(.*?)\n\};", script.read_text(), re.DOTALL)
     named = set(re.findall(r"^  (\w+):", config, re.MULTILINE))
     assert named == set(svg._CONFIG) == {"background", "axis", "legend", "header", "title"}
+
+
+# ----------------------------------------------------------------------------- scales by hand
+
+
+def plain(meta: dict[str, Any], rows: list[dict[str, Any]], **of: Any) -> Any:
+    """A fitted chart of points over x and y by name."""
+    encoding = {
+        "x": {"field": "x", "type": "quantitative", "scale": {"zero": False}, "axis": axis("x")},
+        "y": {"field": "y", "type": "quantitative", "axis": axis("y")},
+        "color": {"field": "name", "type": "nominal"},
+    }
+    spec = finished({"mark": "point", "encoding": encoding} | of, 100, meta)
+    return fitted(StaticFigure("a title", spec, rows, {"a": "square"}))
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic"),
+    [([1.0, 9.9], False), ([1.0, 10.0], True), ([0.0, 5.0, 60.0], True), ([0.0, -5.0], False),
+     ([0.0, 7.0], False)],
+)  # fmt: skip
+def test_an_axis_is_logarithmic_if_its_positive_values_span_a_decade(
+    values: list[float], logarithmic: bool
+) -> None:
+    rows = [{"name": "a", "x": value, "y": value} for value in values]
+    encoding = plain({"log": {"x": ["x"], "y": ["y"]}}, rows)["encoding"]
+    for name in ("x", "y"):
+        shown = encoding[name]
+        assert (shown.get("scale", {}).get("type") == "log") is logarithmic
+        assert shown["axis"]["title"] == (f"{name}, logarithmic" if logarithmic else name)
+        if logarithmic:
+            assert shown["axis"]["format"] == "~g"
+            assert shown["axis"]["tickCount"] == axis("x")["tickCount"], "as on the other axes"
+            assert shown["scale"]["nice"] is False
+            assert "zero" not in shown["scale"]
+
+
+def test_all_fields_of_an_axis_count_for_its_scale() -> None:
+    rows = [{"name": "a", "x": 20.0, "y": 1.0, "least": 2.0}, {"name": "b", "x": 15.0, "y": 1.0}]
+    assert "type" not in plain({"log": {"x": ["x"]}}, rows)["encoding"]["x"]["scale"]
+    assert plain({"log": {"x": ["x", "least"]}}, rows)["encoding"]["x"]["scale"]["type"] == "log"
+
+
+def test_text_after_the_largest_value_has_room() -> None:
+    rows = [{"name": "a", "x": 20.0, "y": 1.0}, {"name": "b", "x": 10.0, "y": 1.0}]
+    scale = plain({"room": {"x": "x"}}, rows)["encoding"]["x"]["scale"]
+    assert scale == {"zero": False, "domainMax": pytest.approx(26)}
+    assert plain({"room": {"y": "y"}}, rows)["encoding"]["y"]["scale"]["domainMax"] == 1.3
+
+
+def test_names_are_sorted_by_their_rank() -> None:
+    rows = [{"name": n, "x": 1.0, "y": 1.0, "rank": r} for n, r in (("b", 2), ("a", 1), ("b", 0))]
+    assert plain({"sort": {"y": "name"}}, rows)["encoding"]["y"]["sort"] == ["b", "a"]
+
+
+def test_known_names_come_first_and_others_get_spare_colours_in_turn() -> None:
+    rows = [{"name": name, "x": 1.0, "y": 1.0} for name in ("new", "b", "a", "x", "y")]
+    known = {"a": "#0000aa", "unused": "#000000", "b": "#0000bb"}
+    meta = coloured("name", known, ["#111111", "#222222"])
+    scale = plain(meta, rows)["encoding"]["color"]["scale"]
+    assert scale["domain"] == ["a", "b", "new", "x", "y"]
+    assert scale["range"] == ["#0000aa", "#0000bb", "#111111", "#222222", "#111111"]
+
+
+def test_points_have_their_shapes_and_those_without_one_are_circles() -> None:
+    rows = [{"name": name, "x": 1.0, "y": 1.0} for name in ("a", "b")]
+    layer = {"mark": "point", "encoding": {"shape": {"field": "name"}, "y": {"field": "y"}}}
+    found = plain(coloured("name", {}), rows, layer=[layer])["layer"][0]["encoding"]["shape"]
+    assert found["scale"] == {"domain": ["a", "b"], "range": ["square", "circle"]}
+    meta = coloured("name", {}, shapes={"b": "cross"})
+    found = plain(meta, rows, layer=[layer])["layer"][0]["encoding"]["shape"]
+    assert found["scale"]["range"] == ["circle", "cross"]
+
+
+def test_layers_of_values_that_no_row_has_and_of_the_pointer_are_left_out() -> None:
+    rows = [{"name": "a", "x": 1.0, "y": 1.0, "low": None}]
+    layers = [
+        {"name": "own", "mark": "point"},
+        {"name": "low", "mark": "rule", "encoding": {"y": {"field": "low"}}},
+        {"name": "none", "mark": "rule", "encoding": {"y": {"field": "none"}}},
+        {"name": "pointed line", "mark": "line"},
+    ]
+    assert [one["name"] for one in plain({}, rows, layer=layers)["layer"]] == ["own"]
+
+
+def test_two_leaders_of_one_colour_are_told_apart() -> None:
+    rows = [
+        {"line": name, "batch": batch, "tpot_ms": 10.0 + at}
+        for at, name in enumerate("abc") for batch in (1, 4)
+    ]  # fmt: skip
+    spec = over("batch", {"a": PALETTE[0], "b": PALETTE[0], "c": PALETTE[2]})
+    found = fitted(StaticFigure("t", spec, rows, {}))
+    scale = found["encoding"]["color"]["scale"]
+    assert scale["domain"] == ["a", "b", "c"]
+    assert scale["range"] == [PALETTE[0], PALETTE[1], PALETTE[2]]
+    assert all(row["leads"] for row in found["data"]["values"])
+
+
+def test_a_figure_has_its_title_and_rows_and_colours_of_paper() -> None:
+    rows = [{"name": "a", "x": 1.0, "y": 1.0}]
+    found = plain({}, rows, title={"text": "t", "color": "var(--muted)"})
+    assert (found["description"], found["data"]["values"]) == ("a title", rows)
+    assert found["config"]["background"] == "white"
+    assert found["config"]["axis"]["labelFontSize"] == 12, "the report's own style is kept"
+    assert found["config"]["axis"]["labelColor"].startswith("#")
+    assert found["title"]["color"].startswith("#")
+    assert found["config"]["autosize"]["type"] == "fit-x"
+    assert plain({}, rows, layer=[{"mark": "point"}])["config"]["autosize"] == {"type": "pad"}
+
+
+def test_names_of_files_are_short_and_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vl_convert = pytest.importorskip("vl_convert", reason="figures need it")
+    monkeypatch.setattr(vl_convert, "vegalite_to_svg", lambda spec: spec["description"])
+    monkeypatch.setattr(vl_convert, "vegalite_to_pdf", lambda spec: b"pdf")
+    titles = ["kl against α, é", "..a_b 1.5..", "x" * 99, "same", "same?", "same!"]
+    rows = [{"name": "a", "x": 1.0, "y": 1.0}]
+    spec = finished({"mark": "point", "encoding": {}}, 100)
+    figures = [StaticFigure(title, spec, rows, {}) for title in titles]
+    written = write_figures(figures, tmp_path / "new")
+    assert [file.name for file in written[::2]] == [
+        "kl-against.svg", "a_b-1.5.svg", "x" * 80 + ".svg", "same.svg", "same-4.svg", "same-5.svg",
+    ]  # fmt: skip
+    assert [file.suffix for file in written] == [".svg", ".pdf"] * 6
+    assert written[0].read_text(encoding="utf-8") == "kl against α, é"
+    assert written[1].read_bytes() == b"pdf"

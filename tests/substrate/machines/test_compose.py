@@ -341,6 +341,102 @@ def test_sources_say_how_a_number_was_reached() -> None:
     assert "GHz, its base clock; " in two["host.peak_fp32"].source
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "high"),
+    [
+        ("rtx-3090+ryzen-5950x", 26 / 3, 12),  # a third of the link's copies
+        ("rtx-5090+7950x", 9, 12),  # no more than 9 GB/s
+        ("rtx-3090+ryzen-5950x+ddr4-3200*1", 25.6 * 0.8 / 3, 1.5 * 25.6 * 0.8 / 3),  # of memory's
+    ],
+)
+def test_copies_from_pageable_memory_are_at_most_9_gbs(
+    text: str, value: float, high: float
+) -> None:
+    number = numbers(text)["link.pageable_h2d"]
+    assert number.value == pytest.approx(value, rel=1e-3)
+    assert number.range == pytest.approx((0.55 * value, high), rel=1e-3)
+
+
+def test_a_count_that_no_board_has_room_for_is_refused_before_it_is_fitted() -> None:
+    """16 channels of 8 sockets with two modules each are 256."""
+    with pytest.raises(UsageError, match="count '257'; allowed: a whole number from 1 to 256"):
+        build("rtx-3090+5950x+ddr4-3200*257")
+    with pytest.raises(UsageError, match="256 memory modules: 1 x Ryzen 9 5950X takes 1 to 4"):
+        build("rtx-3090+5950x+ddr4-3200*256")
+
+
+def test_sizes_at_both_ends_are_allowed() -> None:
+    assert build("rtx-3090+ram=1").ram_gib == 1
+    assert build("rtx-3090+ram=32768").ram_gib == 32768
+    assert build("strix-halo+ram=64").ram_gib == 64
+    for size in ("0.99", "32768.1"):
+        with pytest.raises(UsageError, match="GB from 1 to 32768"):
+            build(f"rtx-3090+ram={size}")
+    for size in ("63", "129"):
+        with pytest.raises(UsageError, match="allowed: ram=64 to ram=128"):
+            build(f"strix-halo+ram={size}")
+
+
+def test_what_is_read_into_a_build() -> None:
+    found = build("rtx-3090*2,epyc-9654*2,ddr5-4800*8,ram=100.5,pcie3x8,nvme3")
+    assert (found.cards, found.sockets, found.modules, found.rate) == (2, 2, 8, 4800)
+    assert (found.memory, found.ram_gib) == ("DDR5", 100.5)
+    assert found.gpu is not None
+    assert found.link is not None
+    assert (found.gpu.key, found.host.key) == ("rtx-3090", "epyc-9654")
+    assert (found.link.key, found.disk.key) == ("pcie3x8", "nvme3")
+    assert found.channels == 8
+    assert found.assumed == ()
+    assert found.named == (
+        "rtx-3090*2", "epyc-9654*2", "ddr5-4800*8", "ram=100.5", "pcie3x8", "nvme3"
+    )  # fmt: skip
+    pool = build("strix-halo")
+    assert (pool.gpu, pool.cards, pool.sockets, pool.memory) == (None, 1, 1, None)
+    assert (pool.rate, pool.modules, pool.link) == (0, None, None)
+    alone = build("cpu-only")
+    assert (alone.gpu, alone.link, alone.cards) == (None, None, 1)
+    assert alone.named == ("cpu-only",)
+
+
+def test_two_sockets_read_from_their_own_and_from_other_memory() -> None:
+    one, two = numbers("rtx-3090+epyc-9654"), numbers("rtx-3090+epyc-9654*2")
+    share = two["host.gemv_bandwidth"].value / one["host.gemv_bandwidth"].value
+    assert share == pytest.approx(1.5, rel=1e-3)
+    assert two["host.shared_bandwidth"].value == 2 * one["host.shared_bandwidth"].value
+    for field, watts in (("idle_power", 100), ("full_power", 300)):
+        assert one[f"host.{field}"].value == watts
+        assert two[f"host.{field}"].value == 2 * watts
+
+
+def test_a_small_machine_without_a_gpu_keeps_a_quarter_of_its_memory() -> None:
+    for size, kept in ((8, 2), (16, 4), (64, 4)):
+        assert numbers(f"cpu-only+ram={size}")["gpu.reserved_memory"].value == kept
+
+
+def test_a_pool_leaves_an_eighth_of_its_memory_to_its_system() -> None:
+    for size in (64, 128):
+        assert numbers(f"strix-halo+ram={size}")["gpu.reserved_memory"].value == size / 8
+
+
+def test_a_pool_is_as_sure_of_its_memory_as_of_its_parts() -> None:
+    said = numbers("strix-halo")["host.memory"]
+    assert ", the most that is sold: " in said.source
+    assert numbers("strix-halo+ram=64")["host.memory"].badge == "datasheet"
+
+
+def test_an_assumed_processor_is_named_in_the_sources_of_its_numbers() -> None:
+    got = numbers("rtx-3090")
+    for field in ("host.cores", "host.memory", "host.gemv_bandwidth"):
+        assert got[field].badge == "estimate"
+    assert got["host.cores"].source.startswith("processor not named, so Ryzen 7 7700")
+    # An estimate's source stays as it is; so does the size that was given.
+    assert got["host.gemm_efficiency"].source.startswith("estimate: share of peak")
+    assert numbers("rtx-3090+ram=48")["host.memory"].source == "given: ram=48"
+    alone = numbers("cpu-only")
+    assert alone["gpu.bandwidth"].source.startswith("processor not named, so ")
+    assert {n.badge for field, n in alone.items() if field.startswith("gpu.")} == {"estimate"}
+
+
 # --------------------------------------------------------------------------- no GPU, one memory
 
 

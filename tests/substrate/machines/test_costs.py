@@ -538,3 +538,13 @@ def test_decode_attention_over_latent_vectors_is_arithmetic() -> None:
     assert costs.ns(decoded, Lane.DEVICE) - without == pytest.approx(8000 * 576 * 2 / read, abs=1)
     _, flops = costs.work(prompt)
     assert flops - weights * 8000 == 2 * 16 * (128 + 64 + 128) * 32_004_000
+
+
+def test_a_gain_of_many_rows_needs_a_cores_rate() -> None:
+    """Without one, a core's share of the peak limits a product of one row: 98 GFLOPS of 589."""
+    profile = load_profile("a6000+host.gemv_bandwidth=78", "kt")
+    assert profile.software.host_rows_gain is not None
+    assert profile.host.core_rate is None
+    costs = CostModel(profile, QWEN, "bf16", expert_precision="2bit", host=HostProducts("fused", 1))
+    took = costs.ns(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST) - 20_000
+    assert took == pytest.approx(2 * EXPERT_PARAMS / (HOST_FLOPS / 6), rel=1e-4)

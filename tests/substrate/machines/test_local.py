@@ -4,6 +4,7 @@ No test measures time: where an order matters, the loader is held until it is kn
 """
 
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ import torch
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.machines.local import LocalMachine
-from moebench.substrate.machines.protocol import Lane, Op, Span
-from moebench.substrate.machines.records import DiskRecords
+from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
+from moebench.substrate.machines.records import DiskRecords, EmulatedLink, MemoryRecords
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
@@ -390,3 +391,281 @@ def _when_closing(m: LocalMachine, go: threading.Event) -> None:
     with m._changed:
         m._changed.wait_for(lambda: m._closing, WAIT_S)
     go.set()
+
+
+# ----------------------------------------------------------------------------- a clock by hand
+
+
+class Clock:
+    """The control thread's time; work and waits move it on."""
+
+    def __init__(self, machine: LocalMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ns = 1000
+        monkeypatch.setattr(machine, "now_ns", lambda: self.ns)
+        monkeypatch.setattr(machine, "_await", self._await)
+        self._waits: dict[int, int] = {}
+
+    def _await(self, span: Span) -> None:
+        self.ns += self._waits[id(span)]
+        span.end_ns = self.ns
+
+    def pending(self, op: Op, lane: Lane, takes_ns: int) -> Span:
+        """A span for which the control thread waits so long."""
+        span = Span(op, lane)
+        self._waits[id(span)] = takes_ns
+        return span
+
+    def work(self, ns: int) -> str:
+        self.ns += ns
+        return f"took {ns}"
+
+
+@pytest.fixture
+def clock(here: LocalMachine, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(here, monkeypatch)
+
+
+TWO_ROWS = Op(OpKind.EXPERT, 1, (3, 1), (0, 5))
+
+
+def stall(span: Span) -> tuple[int, str, int]:
+    return span.stall_ns, span.cause, span.late_ns
+
+
+def test_an_operation_here_takes_as_long_as_its_work(here: LocalMachine, clock: Clock) -> None:
+    here.begin()
+    clock.ns += 10
+    span = here.submit(ATTEND, Lane.DEVICE, (), clock.work, 30)
+    assert (span.start_ns, span.end_ns, span.value) == (1010, 1040, "took 30")
+    assert stall(span) == (10, "control", 0)
+    following = here.submit(ATTEND, Lane.DEVICE)
+    assert (following.start_ns, following.end_ns) == (1040, 1040)
+    assert stall(following) == (0, "control", 0)
+    assert here.timeline.spans == [span, following]
+    assert not here.timeline.costs.device_ns, "no expert was computed"
+
+
+def test_the_device_waits_for_what_the_control_thread_waits_for(
+    here: LocalMachine, clock: Clock
+) -> None:
+    """Of 30 ns of idle time, 25 are a wait for a load, and 5 are late."""
+    here.begin()
+    here.submit(ATTEND, Lane.DEVICE, (), clock.work, 30)
+    load = clock.pending(load_op(1), Lane.DISK, 25)
+    here.wait(load)
+    here.wait(load)  # it has ended: no time passes
+    assert clock.ns == 1055
+    clock.ns += 5
+    span = here.submit(TWO_ROWS, Lane.DEVICE, (), clock.work, 12)
+    assert stall(span) == (25, "load", 5)
+    assert [*here.timeline.costs.device_ns] == [6]  # of two experts, each
+    clock.ns += 4
+    assert stall(here.submit(ATTEND, Lane.DEVICE)) == (4, "control", 0)
+    # Two waits add up; the last is the cause.
+    here.wait(clock.pending(load_op(1), Lane.DISK, 7))
+    host = clock.pending(Op(OpKind.EXPERT, 1, (1,), (2,)), Lane.HOST, 9)
+    assert stall(here.submit(ATTEND, Lane.DEVICE, (host,))) == (16, "host", 0)
+
+
+def test_time_between_batches_is_no_stall(here: LocalMachine, clock: Clock) -> None:
+    here.begin()
+    here.submit(ATTEND, Lane.DEVICE, (), clock.work, 30)
+    here.wait(clock.pending(load_op(1), Lane.DISK, 50))
+    here.begin()
+    clock.ns += 3
+    assert stall(here.submit(ATTEND, Lane.DEVICE)) == (3, "control", 0)
+
+
+def test_a_prediction_on_another_lane_leaves_the_devices_idle_time(
+    here: LocalMachine, clock: Clock
+) -> None:
+    here.begin()
+    prediction = here.submit(Op(OpKind.PREDICT, 1, (1,)), Lane.PREDICT, (), clock.work, 8)
+    assert stall(prediction) == (0, "", 0)
+    assert prediction.value == "took 8"
+    assert stall(here.submit(ATTEND, Lane.DEVICE)) == (8, "control", 0)
+
+
+def test_estimates_are_the_least_time_of_an_expert(here: LocalMachine, clock: Clock) -> None:
+    here._least_ns.clear()
+    assert here.estimate_ns(TWO_ROWS, Lane.DEVICE) == 1, "nothing was measured"
+    for ns in (40, 18, 30):
+        here.submit(TWO_ROWS, Lane.DEVICE, (), clock.work, ns)
+    assert here.estimate_ns(TWO_ROWS, Lane.DEVICE) == 9
+    assert here.estimate_ns(TWO_ROWS, Lane.HOST) == 1
+    here.submit(ATTEND, Lane.DEVICE, (), clock.work, 5)
+    assert here.estimate_ns(ATTEND, Lane.DEVICE) == 5
+    assert here.control_ns(TWO_ROWS, Lane.DEVICE) == 0
+
+
+def test_without_overlap_each_operation_waits_for_the_one_before(
+    store: ExpertStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with on_disk(store, EXPERTS, Timeline(), overlap=False) as m:
+        waited: list[Span] = []
+        monkeypatch.setattr(m, "wait", waited.append)
+        first = m.submit(ATTEND, Lane.DEVICE)
+        assert waited == []
+        second = m.load(load_op(1, 2), Records())
+        third = m.submit(ATTEND, Lane.DEVICE)
+        assert waited == [first, second]
+        m.load(load_op(1, 3), Records())
+        assert waited == [first, second, third]
+        m.drain()
+
+
+def test_with_overlap_nothing_waits_for_the_one_before(
+    here: LocalMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[Span] = []
+    monkeypatch.setattr(here, "wait", waited.append)
+    for expert in (1, 2):
+        here.load(load_op(1, expert), Records())
+        here.submit(ATTEND, Lane.DEVICE)
+    assert waited == []
+    here.drain()
+
+
+# ------------------------------------------------------------------- a machine with a host lane
+
+
+@pytest.fixture
+def linked(checkpoint: Checkpoint) -> Iterator[LocalMachine]:
+    """Experts in memory, behind a link that is never waited for."""
+    records = MemoryRecords(checkpoint, torch.float32, EmulatedLink(1e18))
+    with records, LocalMachine(records, EXPERTS, Timeline(keep_all=True)) as m:
+        yield m
+
+
+def test_entering_measures_five_times_what_is_estimated_first(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is 10 ns later at each look: each trial takes 10 ns, the slot of expert 0."""
+    looks = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(LocalMachine, "now_ns", lambda _: next(looks))
+    copied: list[tuple[int, int, int]] = []
+    copy = LocalMachine.copy_record
+
+    def noted(machine: LocalMachine, layer: int, expert: int, slot: int) -> None:
+        copied.append((layer, expert, slot))
+        copy(machine, layer, expert, slot)
+
+    monkeypatch.setattr(LocalMachine, "copy_record", noted)
+    records = MemoryRecords(checkpoint, torch.float32, EmulatedLink(1e18))
+    first = checkpoint.shape.moe_layers[0]
+    with records, LocalMachine(records, 2, Timeline()) as m:
+        assert copied == [(first, 0, 0)] * 5
+        assert next(looks) == 3 * 5 * 2 * 10, "a load, an expert here and one on the host"
+        one = Op(OpKind.EXPERT, 1, (1,), (0,))
+        assert m.estimate_ns(load_op(1), Lane.H2D) == 10
+        assert m.estimate_ns(one, Lane.DEVICE) == m.estimate_ns(one, Lane.HOST) == 10
+        assert m.estimate_ns(load_op(1), Lane.DISK) == 1, "it has no disk"
+
+
+def test_a_model_with_one_layer_of_experts_is_measured_too(tmp_path) -> None:
+    one = Checkpoint(make_checkpoint(tmp_path / "one", "deepseek", num_hidden_layers=2))
+    assert len(one.shape.moe_layers) == 1
+    with (
+        MemoryRecords(one, torch.float32, EmulatedLink(1e18)) as records,
+        LocalMachine(records, 1, Timeline()) as m,
+    ):
+        assert m.estimate_ns(load_op(1), Lane.H2D) > 1
+
+
+def test_lanes_are_those_of_the_records(here: LocalMachine, linked: LocalMachine) -> None:
+    assert (here.load_path, here.has_host_lane) == ((Lane.DISK,), False)
+    assert (linked.load_path, linked.has_host_lane) == ((Lane.H2D,), True)
+    assert len(here._threads) == 1
+    assert len(linked._threads) == 3
+    assert linked.slots.shape == (EXPERTS, linked.records.shape.expert_params)
+
+
+def test_the_hosts_thread_computes_in_order_after_what_it_waits_for(linked: LocalMachine) -> None:
+    go, done = threading.Event(), list[int]()
+
+    def computed(expert: int) -> int:
+        if expert == 0:
+            assert go.wait(WAIT_S)
+        done.append(expert)
+        return 10 * expert
+
+    ops = [Op(OpKind.EXPERT, 1, (2, 2), (0, 3))]
+    ops += [Op(OpKind.EXPERT, layer, (2,), (layer,)) for layer in (1, 2)]
+    spans = [linked.submit(op, Lane.HOST, (), computed, op.experts[0]) for op in ops]
+    least = linked.estimate_ns(ops[0], Lane.HOST)
+    # The first has begun, or is about to: the others wait for certain.
+    assert linked.backlog_ns(Lane.HOST) in (2 * least, 4 * least)
+    assert linked.backlog_ns(Lane.D2H) == 0
+    assert spans[2].end_ns is None
+    go.set()
+    linked.wait(spans[2])
+    assert done == [0, 1, 2]
+    assert [span.value for span in spans] == [0, 10, 20]
+    assert all(a.end_ns <= b.start_ns for a, b in pairwise(spans))
+    assert linked.timeline.spans == spans
+    costs = linked.timeline.costs
+    assert [*costs.host_ns_per_row] == [ns / 2 for ns in costs.host_ns]
+    assert [*costs.host_ns] == [span.duration_ns / len(span.op.experts) for span in spans]
+    assert [*costs.host_first] == [True, False, True]
+    assert linked.backlog_ns(Lane.HOST) == 0
+
+
+def test_outputs_take_the_links_time_behind_the_experts(
+    linked: LocalMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(linked.records, "give_back", given.append)
+    back = linked.submit(Op(OpKind.RETURN, 1, (2, 3)), Lane.D2H, (), lambda: given.append(-1))
+    linked.wait(back)
+    assert given == [5]
+    assert back.lane is Lane.D2H
+    assert back.moved_bytes == 0
+
+
+def test_an_evicted_expert_is_copied_back_from_its_slot(
+    linked: LocalMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked.slots[3].fill_(2.5)
+    back = linked.write_back(1, 6, 3, 0)
+    linked.wait(back)
+    assert (linked.records.on_host(1, 6) == 2.5).all()  # type: ignore[attr-defined]
+    assert (back.op.kind, back.op.layer, back.op.experts) == (OpKind.WRITE_BACK, 1, (6,))
+    assert back.moved_bytes == linked.slots[3].nbytes
+    assert linked.timeline.spans == [back]
+
+
+def test_streamed_weights_are_copied_by_the_loader(
+    linked: LocalMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streamed: list[int] = []
+
+    def stream(layer: int) -> int:
+        streamed.append(layer)
+        return 77
+
+    linked._host.stream = stream  # type: ignore[union-attr, method-assign]
+    span = linked.submit(Op(OpKind.STREAM, 2), Lane.H2D)
+    linked.wait(span)
+    assert streamed == [2]
+    assert span.moved_bytes == 77
+
+
+def test_a_failing_trial_ends_the_threads(
+    store: ExpertStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(LocalMachine, "copy_record", broken)
+    with DiskRecords(store) as records:
+        machine = LocalMachine(records, 2, Timeline())
+        with pytest.raises(ZeroDivisionError), machine:
+            pass
+    assert not any(thread.is_alive() for thread in machine._threads)
+
+
+def test_the_interpreters_switch_interval_is_restored(store: ExpertStore) -> None:
+    before = sys.getswitchinterval()
+    with on_disk(store, 2, Timeline()):
+        assert sys.getswitchinterval() == pytest.approx(1e-4)
+    assert sys.getswitchinterval() == pytest.approx(before)

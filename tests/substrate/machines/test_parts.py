@@ -223,13 +223,27 @@ def test_no_part_has_such_a_name(typed: str) -> None:
         ("mrdimm8800", ("MRDIMM", 8800)),
         ("rtx-3090", None),
         ("ddr", None),
+        # Slowest and fastest modules that are sold.
+        ("ddr3-800", ("DDR3", 800)),
+        ("ddr3-2666", ("DDR3", 2666)),
+        ("ddr4-1333", ("DDR4", 1333)),
+        ("ddr4-5333", ("DDR4", 5333)),
+        ("ddr5-2000", ("DDR5", 2000)),
+        ("ddr5-10000", ("DDR5", 10000)),
+        ("lpddr5x-4800", ("LPDDR5X", 4800)),
+        ("lpddr5x-10700", ("LPDDR5X", 10700)),
+        ("mrdimm-6400", ("MRDIMM", 6400)),
+        ("mrdimm-12800", ("MRDIMM", 12800)),
     ],
 )
 def test_memory_modules(typed: str, found: tuple[str, int] | None) -> None:
     assert memory_of(typed) == found
 
 
-@pytest.mark.parametrize("typed", ["ddr4-0", "ddr4-9000", "ddr5-1333", "ddr5-99999999"])
+@pytest.mark.parametrize(
+    "typed",
+    ["ddr4-0", "ddr4-9000", "ddr5-1333", "ddr5-99999999", "ddr4-1332", "ddr4-5334", "ddr5-1999"],
+)
 def test_a_rate_that_no_module_has_is_refused(typed: str) -> None:
     with pytest.raises(UsageError, match=r"is no rate of DDR[45]; allowed: "):
         memory_of(typed)
@@ -289,6 +303,25 @@ DISK: dict[str, Any] = {
         (Pool, POOL, {"host_gbs": 100}, "host_source"),
         (Link, LINK, {"h2d_gbs": 40}, "at most nominal_gbs"),
         (Disk, DISK, {"queue1_gbs": 8}, "at most max_gbs"),
+        (Disk, DISK, {"queue1_range": [5, 3]}, "queue1_range: allowed: .lowest, highest."),
+        (Disk, DISK, {"max_range": [8, 6]}, "max_range: allowed: .lowest, highest."),
+        (Link, LINK, {"d2h_gbs": 31.6}, "at most nominal_gbs"),
+        (Link, LINK, {"h2d_range": [27, 25]}, "h2d_range: allowed: .lowest, highest."),
+        (Link, LINK, {"d2h_range": [27, 25]}, "d2h_range: allowed: .lowest, highest."),
+        (Pool, POOL, {"fp16_tflops": [60, 50]}, "fp16_tflops: allowed: .lowest, highest."),
+        (Pool, POOL, {"power_w": [120, 45]}, "power_w: allowed: .lowest, highest."),
+        (Pool, POOL, {"host_source": "s"}, "host_source"),
+        (Gpu, GPU, {"memory_gib": 100_001}, "memory_gib"),
+        (Gpu, GPU, {"pcie": {"generation": 7, "lanes": 16}}, "generation"),
+        (Gpu, GPU, {"pcie": {"generation": 0, "lanes": 16}}, "generation"),
+        (Gpu, GPU, {"bf16": 1}, "bf16"),
+        (Gpu, GPU, {"name": ""}, "name"),
+        (Processor, CPU, {"performance_cores": 1025}, "performance_cores"),
+        (Processor, CPU, {"channels": 17}, "channels"),
+        (Processor, CPU, {"channels": 0}, "channels"),
+        (Processor, CPU, {"base_ghz": 0.4}, "base_ghz"),
+        (Processor, CPU, {"boost_ghz": 8.1}, "boost_ghz"),
+        (Processor, CPU, {"memory": {"DDR4": 1332}}, "allowed: 1333 to 5333 MT/s"),
     ],
 )
 def test_impossible_numbers_are_refused(
@@ -297,6 +330,30 @@ def test_impossible_numbers_are_refused(
     assert kind.model_validate(good).key == "x"
     with pytest.raises(ValidationError, match=complaint):
         kind.model_validate({**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "change"),
+    [
+        (Gpu, GPU, {"memory_gib": 100_000}),
+        (Gpu, GPU, {"pcie": {"generation": 6, "lanes": 1}}),
+        (Gpu, GPU, {"pcie": {"generation": 1, "lanes": 16}}),
+        (Processor, CPU, {"performance_cores": 1024, "channels": 16}),
+        (Processor, CPU, {"performance_cores": 1, "channels": 1}),
+        (Processor, CPU, {"base_ghz": 0.5, "boost_ghz": 8}),
+        (Processor, CPU, {"base_ghz": 4, "boost_ghz": 4}),
+        (Processor, CPU, {"memory": {"DDR4": 1333, "DDR5": 10000}}),
+        (Processor, CPU, {"measured": [{**READS, "nominal_gbs": 44}]}),
+        (Processor, CPU, {"measured": [{**READS, "gbs": [44, 44]}]}),
+        (Pool, POOL, {"memory_gib": [64, 64], "power_w": [45, 45]}),
+        (Link, LINK, {"h2d_gbs": 31.5, "d2h_gbs": 31.5}),
+        (Disk, DISK, {"queue1_gbs": 7}),
+    ],
+)
+def test_numbers_at_the_ends_of_what_is_allowed(
+    kind: type[module.Part], good: dict[str, Any], change: dict[str, Any]
+) -> None:
+    assert kind.model_validate({**good, **change}).key == "x"
 
 
 def test_counterparts_are_accepted() -> None:
@@ -330,3 +387,62 @@ def test_a_damaged_file_is_one_line(
 def test_a_key_is_of_one_kind() -> None:
     keys = itertools.chain.from_iterable([p.key for p in parts_of(kind)] for kind in KINDS)
     assert len(list(keys)) == len(parts())
+
+
+def test_a_badge_is_of_a_field() -> None:
+    card = Gpu.model_validate({**GPU, "estimated": ["power_w"]})
+    assert card.badge_of("power_w") == "estimate"
+    assert card.badge_of("memory_gib") == "datasheet"
+
+
+def test_more_than_four_channels_are_a_servers() -> None:
+    for channels, server in ((2, False), (4, False), (5, True), (12, True)):
+        assert Processor.model_validate({**CPU, "channels": channels}).server is server
+
+
+def test_only_reads_with_a_nominal_bandwidth_are_a_processors_own() -> None:
+    first, second = ({**READS, "nominal_gbs": gbs} for gbs in (51.2, 60))
+    own = Processor.model_validate({**CPU, "measured": [READS, first, second]}).own
+    assert own is not None
+    assert own.nominal_gbs == 51.2
+    assert Processor.model_validate({**CPU, "measured": [READS]}).own is None
+
+
+def test_summaries_of_parts_by_hand() -> None:
+    assert Pool.model_validate(POOL).summary() == "64 to 128 GB, 256 GB/s, 55 TFLOPS, 8 cores"
+    one = {**POOL, "memory_gib": [96, 96], "efficiency_cores": 4, "efficiency_flops": 16}
+    assert Pool.model_validate(one).summary() == "96 GB, 256 GB/s, 55 TFLOPS, 8+4 cores"
+    assert Link.model_validate(LINK).summary() == "31.5 GB/s nominal, 26 GB/s to the GPU"
+    assert Disk.model_validate(DISK).summary() == "4 GB/s one read at a time, 7 GB/s several"
+    assert Processor.model_validate(CPU).summary() == ("8 cores, AVX2, 2 x DDR4-3200, PCIe 4.0 x16")
+
+
+def test_the_nearest_names_are_of_the_asked_kinds_and_resemble_enough() -> None:
+    assert len(nearest("rtx-309")) == 3
+    assert nearest("rtx-3091", ["processors"]) != nearest("rtx-3091", ["gpus"])
+    assert all(parts()[key].group == "gpus" for key in nearest("rtx-3091", ["gpus"]))
+    assert nearest("rtx-3091", cutoff=1.0) == []
+    assert nearest("rtx-3090", cutoff=1.0) == ["rtx-3090"]
+
+
+def test_short_forms_have_a_digit_and_digits_alone_are_four() -> None:
+    _, short = module._names()
+    for name in short:
+        assert len(name) >= 2
+        assert any(sign.isdigit() for sign in name)
+        assert len(name) >= 4 or not name.isdigit()
+    assert "t4" in module._names()[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (module.MeasuredDevice, {"copy_gbs": 800, "source": "s"}),
+        (module.MeasuredReads, {**READS}),
+        (Gpu, GPU), (Processor, CPU), (Pool, POOL), (Link, LINK), (Disk, DISK),
+    ],
+)  # fmt: skip
+def test_texts_are_not_empty(kind: Any, given: dict[str, Any]) -> None:
+    for name in given.keys() & {"key", "name", "source", "what"}:
+        with pytest.raises(ValidationError, match=name):
+            kind.model_validate({**given, name: ""})

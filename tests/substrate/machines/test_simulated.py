@@ -245,3 +245,21 @@ def test_with_overlap_each_lane_is_as_fast_as_if_it_were_alone(steps):
     for lane in Lane:
         spans = [span for span in m.timeline.spans if span.lane is lane]
         assert max((s.end_ns for s in spans), default=0) == sum(s.duration_ns for s in spans)
+
+
+def test_an_experts_python_waits_for_what_its_stream_waits_for() -> None:
+    """The device is idle from 31 to 41, as a transfer that the expert waits for ends at 40."""
+    m = simulated(launch_ns=1, waits=True)
+    loaded = m.load(load_op(0), Client())  # 0 .. 40
+    assert times(m.submit(ATTEND, Lane.DEVICE)) == (1, 31)
+    span = m.submit(EXPERT, Lane.DEVICE, after=(loaded,))
+    assert times(span) == (41, 51)
+    # Of the 10 idle ns, 9 are the wait for the load, and one is the launch after it.
+    assert (span.stall_ns, span.cause, span.late_ns) == (9, "load", 1)
+    # A transfer that ends while the device computes is waited for by nobody.
+    other = m.load(load_op(1), Client())  # 41 .. 81
+    for _ in range(2):
+        m.submit(ATTEND, Lane.DEVICE)  # until 111
+    span = m.submit(EXPERT, Lane.DEVICE, after=(other,))
+    assert m.timeline.spans[-1] is span
+    assert (times(span), span.stall_ns, span.cause) == ((112, 122), 1, "control")

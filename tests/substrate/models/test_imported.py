@@ -1,11 +1,15 @@
 """Imported weights equal the checkpoint, an import resumes, and damage is named."""
 
+import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.models import imported
@@ -15,6 +19,7 @@ from moebench.substrate.models.expert_store import ExpertStore
 from moebench.substrate.models.imported import (
     RECORDS,
     Imported,
+    Manifest,
     MappedExperts,
     every_expert,
     import_checkpoint,
@@ -239,3 +244,176 @@ def test_every_record_is_checked_when_it_is_first_read(together, directories, tm
     read = experts.stacked if together else lambda layer, some: experts.matrices(layer, some[0])
     with pytest.raises(CheckpointError, match=f"layer {second} expert 2"):
         read(second, [2, 1, *range(3, out.shape.num_experts)])
+
+
+def test_an_import_keeps_no_shard_open_and_counts_its_records(
+    directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever a part is noted as written, the checkpoint's files are closed."""
+    opened: list[Checkpoint] = []
+    noted: list[str] = []
+    identity, note = imported._identity, imported._note
+
+    def identified(checkpoint: Checkpoint, precision: str) -> str:
+        opened.append(checkpoint)
+        return identity(checkpoint, precision)
+
+    def closed(journal: Any, key: str, found: str) -> None:
+        assert not opened[0]._open
+        noted.append(key)
+        note(journal, key, found)
+
+    monkeypatch.setattr(imported, "_identity", identified)
+    monkeypatch.setattr(imported, "_note", closed)
+    done: list[tuple[int, int]] = []
+    out = import_checkpoint(
+        directories["olmoe"], tmp_path / "out", "fp32", lambda *said: done.append(said)
+    )
+    count = len(out.shape.moe_layers) * out.shape.num_experts
+    assert done == [(n, count) for n in range(1, count + 1)]
+    parts = [name for name in out.manifest.files if name.endswith(".safetensors")]
+    pairs = [(layer, e) for layer in out.shape.moe_layers for e in range(out.shape.num_experts)]
+    assert noted == [*parts, *(f"{layer}/{expert}" for layer, expert in pairs)]
+    done.clear()
+    out.verify(lambda *said: done.append(said))
+    assert done == [(n, count) for n in range(1, count + 1)]
+    # Given again, a finished import writes and reports nothing.
+    done.clear()
+    import_checkpoint(
+        directories["olmoe"], tmp_path / "out", "fp32", lambda *said: done.append(said)
+    )
+    assert done == []
+
+
+def test_hashes_are_those_of_files_and_records(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    out = import_checkpoint(directories["olmoe"], tmp_path / "out", "bf16")
+    manifest, store = out.manifest, out.store
+    assert store is not None
+    assert manifest.dtype == "bf16"
+    for name, digest in manifest.files.items():
+        assert hashlib.sha256((out.path / name).read_bytes()).hexdigest() == digest
+    whole = store.path.read_bytes()
+    assert len(whole) == store.total_bytes
+    pairs = [(layer, e) for layer in out.shape.moe_layers for e in range(out.shape.num_experts)]
+    assert manifest.records == [
+        hashlib.sha256(whole[store.offset(*at) :][: store.record_bytes]).hexdigest()
+        for at in pairs
+    ]  # fmt: skip
+    assert len(manifest.checksums) == len(manifest.records)
+    text = "".join(["bf16", *manifest.files.values(), *manifest.records])
+    assert out.content_hash() == hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert out.files == [*(out.path / name for name in manifest.files), out.path / RECORDS]
+    # A part of the model's layers is one file each, the rest a file of each kind.
+    layers = [f"common-{layer:05}.safetensors" for layer in range(out.shape.num_layers)]
+    assert {*layers} < {*manifest.files}
+
+
+def manifest_of(**changes: Any) -> dict[str, Any]:
+    digest = "ab" * 32
+    said = {"source": "s", "dtype": "fp32", "files": {"config.json": digest}, "records": [digest]}
+    text = "".join([said["dtype"], *said["files"].values(), *said["records"]])  # type: ignore
+    content = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {**said, "content": content, "checksums": ["0123456789abcdef"], **changes}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dtype": "int8"}, "dtype"),
+        ({"content": "0" * 16}, "content is not the hash"),
+        ({"content": "0" * 15}, "content"),
+        ({"files": {}}, "config.json is not among its files"),
+        ({"files": {"config.json": "ab" * 32, "../x": "ab" * 32}}, "files"),
+        ({"files": {"config.json": "ab" * 31}}, "files"),
+        ({"checksums": ["0123456789abcdef"] * 2}, "1 records and 2 checksums"),
+        ({"checksums": ["0123"]}, "checksums"),
+        ({"records": ["AB" * 32]}, "records"),
+        ({"records": ["cd" * 32]}, "content is not the hash"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(change: dict[str, Any], says: str) -> None:
+    assert Manifest.model_validate(manifest_of(), strict=True).checksums == ["0123456789abcdef"]
+    with pytest.raises(ValidationError, match=says):
+        Manifest.model_validate(manifest_of(**change), strict=True)
+
+
+def test_an_import_of_an_earlier_version_has_no_checksums(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """Records are then compared with their SHA-256."""
+    assert Manifest.model_validate(manifest_of(checksums=[]), strict=True).checksums == []
+    out = import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+    said = json.loads((out.path / MANIFEST).read_text())
+    del said["checksums"]
+    (out.path / MANIFEST).write_text(json.dumps(said))
+    found = Imported(out.path)
+    layer = found.shape.moe_layers[0]
+    assert torch.equal(
+        found.expert_record(layer, 1, torch.float32), out.expert_record(layer, 1, torch.float32)
+    )
+
+
+def test_an_import_without_some_records_is_refused(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    out = import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+    said = json.loads((out.path / MANIFEST).read_text())
+    count = len(said["records"])
+    for name in ("records", "checksums"):
+        said[name].pop()
+    text = "".join(["fp32", *said["files"].values(), *said["records"]])
+    said["content"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    (out.path / MANIFEST).write_text(json.dumps(said))
+    with pytest.raises(
+        CheckpointError,
+        match=f"has {count - 1} records, config.json demands {count}; import it again with: "
+        f"moebench models import DIR --out {out.path}",
+    ):
+        Imported(out.path)
+
+
+def test_a_journal_of_another_import_is_not_believed(tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    file.write_text("one\nfirst ab\nbroken\nsecond cd\n")
+    with file.open("a+") as journal:
+        assert imported._known(journal, "one") == {"first": "ab", "second": "cd"}
+    with file.open("a+") as journal:
+        assert imported._known(journal, "two") == {}
+        imported._note(journal, "third", "ef")
+    assert file.read_text() == "two\nthird ef\n"
+
+
+def test_a_file_is_checked_once_and_a_folder_in_its_place_is_named(
+    directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+    hashed: list[str] = []
+    hash_of = imported._file_hash
+    monkeypatch.setattr(
+        imported, "_file_hash", lambda file: (hashed.append(file.name), hash_of(file))[1]
+    )
+    found = Imported(out.path)
+    assert sorted(hashed) == sorted(n for n in out.manifest.files if n[-11:] != "safetensors")
+    hashed.clear()
+    first = found.common(torch.float32)
+    parts = [name for name in out.manifest.files if name.endswith("safetensors")]
+    assert hashed == parts
+    assert first.keys() == found.common(torch.float32).keys()
+    assert hashed == parts, "once"
+    assert {tensor.dtype for tensor in found.common(torch.bfloat16).values()} == {torch.bfloat16}
+    (out.path / RECORDS).unlink()
+    (out.path / RECORDS).mkdir()
+    with pytest.raises(CheckpointError, match=f"{RECORDS}: no regular file; import it again"):
+        Imported(out.path)
+
+
+def test_rounded_experts_are_loaded_into_memory(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    out = import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+    assert isinstance(every_expert(out, torch.float32), MappedExperts)
+    assert isinstance(every_expert(out, torch.float32, torch.bfloat16), ResidentExperts)
+    assert isinstance(every_expert(Checkpoint(directories["olmoe"]), torch.float32),
+                      ResidentExperts)  # fmt: skip

@@ -1,5 +1,8 @@
 """The law of drawn routing: against draws, against simulated normal logits, and its bounds."""
 
+from pathlib import Path
+from statistics import median
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,3 +58,15 @@ def test_more_lasting_popularity_uses_fewer_experts() -> None:
     assert few < law.used_experts(512, 4, 128) < many
     assert law.overlap(4, 128, 0.0) == pytest.approx(4 / 128)
     assert {one.recipe.recall for one in (LAW, *ENDS)} == {RECALL}
+
+
+def test_the_law_is_the_median_and_the_ends_of_the_documented_families() -> None:
+    lines = (Path(__file__).parents[3] / "docs" / "traces.md").read_text().splitlines()
+    start = next(at for at, line in enumerate(lines) if line.endswith("| next | lasting |"))
+    families = [line.strip("|").split("|") for line in lines[start + 2 : start + 10]]
+    following, lasting = ([float(row[at]) for row in families] for at in (-2, -1))
+    lowest, highest = (Law(end(lasting), end(following)) for end in (min, max))
+    assert (lowest, highest) == ENDS
+    # The mean of the two in the middle; the digits that the table leaves out may round it up.
+    assert LAW.lasting == pytest.approx(median(lasting), abs=0.0011)
+    assert LAW.next == pytest.approx(median(following), abs=0.0011)
