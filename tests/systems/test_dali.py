@@ -410,3 +410,18 @@ def test_dali_is_lossless_and_takes_any_batch():
     assert build("dali").lossless
     assert build("dali").max_batch is None
     assert build("dali").scope == "layer"
+
+
+@pytest.mark.parametrize("experts", [5, 64, 400])
+def test_of_equal_experts_the_lowest_ids_are_exchanged(experts):
+    """All even ids are residents; of all that are not, the first half has two tokens each."""
+    ids = np.arange(experts)
+    resident = ids % 2 == 0
+    tokens = np.where(ids < experts // 2, 2, 1)
+    tokens[resident] = 3
+    absent = [e for e in range(experts) if e % 2]
+    wanted = sorted(absent, key=lambda e: (-tokens[e], e))
+    pairs = exchange(tokens, resident, experts)
+    assert pairs == list(zip(wanted, range(0, experts, 2), strict=False))
+    assert exchange(tokens, resident, 1) == pairs[:1]
+    assert exchange(np.zeros(experts, int), resident, experts) == []
