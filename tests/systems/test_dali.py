@@ -414,14 +414,14 @@ def test_dali_is_lossless_and_takes_any_batch():
 
 @pytest.mark.parametrize("experts", [5, 64, 400])
 def test_of_equal_experts_the_lowest_ids_are_exchanged(experts):
-    """All even ids are residents; of all that are not, the first half has two tokens each."""
-    ids = np.arange(experts)
-    resident = ids % 2 == 0
-    tokens = np.where(ids < experts // 2, 2, 1)
-    tokens[resident] = 3
-    absent = [e for e in range(experts) if e % 2]
-    wanted = sorted(absent, key=lambda e: (-tokens[e], e))
+    """Few different numbers of tokens, so that most are equal to many others."""
+    random = np.random.default_rng(0)
+    tokens, resident = random.integers(0, 4, experts), random.random(experts) < 0.5
+    absent = [e for e in range(experts) if not resident[e] and tokens[e]]
+    held = [e for e in range(experts) if resident[e]]
+    come = sorted(absent, key=lambda e: (-tokens[e], e))
+    leave = sorted(held, key=lambda e: (tokens[e], e))
     pairs = exchange(tokens, resident, experts)
-    assert pairs == list(zip(wanted, range(0, experts, 2), strict=False))
+    assert pairs == list(zip(come, leave, strict=False))
     assert exchange(tokens, resident, 1) == pairs[:1]
     assert exchange(np.zeros(experts, int), resident, experts) == []
