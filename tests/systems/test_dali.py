@@ -425,3 +425,9 @@ def test_of_equal_experts_the_lowest_ids_are_exchanged(experts):
     assert pairs == list(zip(come, leave, strict=False))
     assert exchange(tokens, resident, 1) == pairs[:1]
     assert exchange(np.zeros(experts, int), resident, experts) == []
+
+
+def test_among_many_equal_logits_the_lowest_ids_have_the_tokens():
+    logits = np.random.default_rng(0).integers(0, 3, (1, 400)).astype(float)
+    wanted = sorted(range(400), key=lambda e: (-logits[0, e], e))[:150]
+    assert [*most_tokens(logits, 150)] == wanted
