@@ -255,3 +255,9 @@ def test_a_default_is_among_the_searched_values_or_no_number_of_its_own(
     if dimension.default in (None, 0, -1):
         return
     assert dimension.search_low <= dimension.default <= dimension.search_high
+
+
+@pytest.mark.parametrize("one", NUMBERS, ids=lambda one: one[0])
+def test_every_number_has_a_least_value(one: Option) -> None:
+    """Nothing that is counted, timed or shared is below some number, mostly 0 or 1."""
+    assert one[3].low is not None
