@@ -1,8 +1,11 @@
 """Belady's MIN by hand: next uses, ties, protected experts, bypass, and refusals."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import Scope
 from moebench.systems.policies.evict_belady import Belady
 from tests.systems.views import cache, flags, shape
 
@@ -11,7 +14,10 @@ MODEL = shape(4, 2, 2)
 STEPS = [(0, [0, 1]), (1, [0, 1]), (0, [2, 0]), (1, [3, 0]), (0, [1, 2])]
 
 
-def started(steps=STEPS, bypass: bool = False, scope="global") -> Belady:
+def started(
+    steps: Sequence[tuple[int, Sequence[int]]] = STEPS, bypass: bool = False,
+    scope: Scope = "global",
+) -> Belady:  # fmt: skip
     policy = Belady(bypass=bypass)
     policy.set_future(steps, may_refuse=bypass)
     policy.start(MODEL, cache(MODEL, 8, scope))
