@@ -189,3 +189,15 @@ def test_everything_on_the_device_moves_nothing():
     ran = started(3, "all", [[[(0, 1)], [(1, 2)], [(0, 3)]]])
     assert {s.lane for s in ran.spans} <= {Lane.DEVICE, Lane.H2D}
     assert of(ran, OpKind.LOAD) == []
+
+
+@pytest.mark.parametrize(
+    ("experts", "note"),
+    [
+        ("all", "hooks bring all 6 experts of a layer: they are one module"),
+        ("active", "hooks bring active experts alone: each is a module"),
+    ],
+)
+def test_a_note_says_which_experts_hooks_bring(experts: str, note: str) -> None:
+    made = build("accelerate", {"assign.experts": experts})
+    assert made.remarks(shape(6, 2, 2), 6) == [note]

@@ -342,3 +342,12 @@ def test_options_out_of_range_are_refused():
         CachePrior(keep=-1)
     with pytest.raises(UsageError, match=r"alpha is 1\.5; allowed: 0 to 1"):
         build("cache-prior", {"alpha": "1.5"})
+
+
+def test_among_many_equal_logits_the_lowest_ids_are_chosen():
+    random = np.random.default_rng(0)
+    z_TE, favoured = random.integers(1, 4, (2, 400)) / 4, random.random((2, 400)) < 0.5
+    found = prior_choice(z_TE, favoured, np.array([0.25, 0.5]), 300)
+    for z_E, held_E, bonus, ids in zip(z_TE, favoured, (0.25, 0.5), found, strict=True):
+        biased = z_E + bonus * held_E
+        assert ids.tolist() == sorted(range(400), key=lambda e: (-biased[e], e))[:300]

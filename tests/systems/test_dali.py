@@ -410,3 +410,24 @@ def test_dali_is_lossless_and_takes_any_batch():
     assert build("dali").lossless
     assert build("dali").max_batch is None
     assert build("dali").scope == "layer"
+
+
+@pytest.mark.parametrize("experts", [5, 64, 400])
+def test_of_equal_experts_the_lowest_ids_are_exchanged(experts):
+    """Few different numbers of tokens, so that most are equal to many others."""
+    random = np.random.default_rng(0)
+    tokens, resident = random.integers(0, 4, experts), random.random(experts) < 0.5
+    absent = [e for e in range(experts) if not resident[e] and tokens[e]]
+    held = [e for e in range(experts) if resident[e]]
+    come = sorted(absent, key=lambda e: (-tokens[e], e))
+    leave = sorted(held, key=lambda e: (tokens[e], e))
+    pairs = exchange(tokens, resident, experts)
+    assert pairs == list(zip(come, leave, strict=False))
+    assert exchange(tokens, resident, 1) == pairs[:1]
+    assert exchange(np.zeros(experts, int), resident, experts) == []
+
+
+def test_among_many_equal_logits_the_lowest_ids_have_the_tokens():
+    logits = np.random.default_rng(0).integers(0, 3, (1, 400)).astype(float)
+    wanted = sorted(range(400), key=lambda e: (-logits[0, e], e))[:150]
+    assert [*most_tokens(logits, 150)] == wanted

@@ -236,3 +236,16 @@ def test_mii_that_streams_says_so():
     said, which = made.remarks(model_shape("mixtral-8x7b"), 120)
     assert "it does not fit: these are the times of ZeRO-Inference" in said
     assert "all 8 experts" in which
+
+
+@pytest.mark.parametrize(
+    ("experts", "note"),
+    [
+        ("all", "ZeRO gathers all 6 experts of a layer, as one leaf module"),
+        ("active", "ZeRO gathers active experts alone, each a module: where routing differs from "
+         "the recorded pass, the trace is invalid and nothing is fetched ahead"),
+    ],
+)  # fmt: skip
+def test_a_note_says_which_experts_are_gathered(experts: str, note: str) -> None:
+    made = build("deepspeed", {"assign.experts": experts})
+    assert made.remarks(shape(6, 2, 2), 6) == [note]

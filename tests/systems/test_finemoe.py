@@ -251,3 +251,13 @@ def test_finemoe_options_are_applied_or_refused():
             build("finemoe", {f"prefetch.{option}": "0"})
     with pytest.raises(UsageError, match="gate scores and prompts' embeddings"):
         MatchedMaps().calibrate([RoutedSequence(np.zeros((2, 5, 2), int), 0)], MODEL, None)  # type: ignore[arg-type]
+
+
+def test_among_many_equal_probabilities_the_lowest_ids_are_selected():
+    p_E = np.random.default_rng(0).integers(1, 4, 400).astype(float)
+    p_E /= p_E.sum()
+    wanted = sorted(range(400), key=lambda e: (-p_E[e], e))
+    found = selected(p_E, 0.6, 2)
+    assert found == wanted[: len(found)]
+    assert p_E[found].sum() > 0.6 >= p_E[found[:-1]].sum()
+    assert selected(p_E, 0.0, 250) == wanted[:250]

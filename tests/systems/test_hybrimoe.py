@@ -326,3 +326,10 @@ def test_timelines_are_sound(seed, slots, batch, scope, more):
     capacity = slots if scope == "global" else slots // 3 * 3
     check_timeline(made.spans, made.events, num_experts=8, capacity=capacity)
     made.cache.check_integrity()
+
+
+def test_among_many_equal_scores_the_lowest_ids_are_expected():
+    scores = np.random.default_rng(0).integers(1, 4, (1, 400)) / 4
+    wanted = sorted(range(400), key=lambda e: (-scores[0, e], e))[:150]
+    assert expected(scores, 150) == dict.fromkeys(wanted, 1)
+    assert [*expected(scores, 150)] == wanted

@@ -370,3 +370,10 @@ def test_moe_infinity_is_lossless_and_prefetches_speculatively():
     assert system.lossless
     assert (system.scope, system.prefetch.discipline) == ("global", "speculative")
     assert not any(policy.reads_scores for policy in system.policies.values())
+
+
+@pytest.mark.parametrize("most", [0, 150])
+def test_among_many_equal_values_the_first_are_the_largest(most):
+    values = np.random.default_rng(0).integers(0, 4, 400) / 4
+    wanted = sorted(np.flatnonzero(values).tolist(), key=lambda at: (-values[at], at))
+    assert largest(values, most) == (wanted[:most] if most else wanted)

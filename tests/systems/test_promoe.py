@@ -226,3 +226,10 @@ def test_tokens_are_those_of_the_resident_model(name, family, prompts, tmp_path)
     # FineMoE also searches when the prompt is read.
     assert len(predicted) == 5 * layers + (name == "finemoe")
     assert {s.lane for s in predicted} == {Lane.HOST}
+
+
+def test_among_many_equal_probabilities_each_row_wants_the_lowest_ids():
+    p_TE = np.random.default_rng(0).integers(1, 4, (2, 400)) / 4
+    wanted = {e for p_E in p_TE for e in sorted(range(400), key=lambda e: (-p_E[e], e))[:150]}
+    best = p_TE.max(axis=0)
+    assert likeliest(p_TE, 150) == sorted(wanted, key=lambda e: (-best[e], e))

@@ -349,3 +349,10 @@ def test_a_pick_of_a_sparse_mixer_is_weighed_against_the_experts_near_it():
     p_TE = np.array([[0.5, 0.3, 0.2, 1e-12]], np.float32)
     found = factors(p_TE, np.array([[0, 1]]), mixed)
     assert found == pytest.approx(np.array([[0.625, 0.6]]), rel=1e-4)
+
+
+def test_among_many_equal_probabilities_the_lowest_ids_are_in_the_table():
+    p_TLE = np.random.default_rng(0).integers(1, 4, (2, 3, 400)) / 4
+    ids_TLK, _ = table_of(p_TLE, 300)
+    for p_E, ids_K in zip(p_TLE.reshape(-1, 400), ids_TLK.reshape(-1, 300), strict=True):
+        assert ids_K.tolist() == sorted(range(400), key=lambda e: (-p_E[e], e))[:300]

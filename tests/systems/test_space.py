@@ -239,3 +239,25 @@ def test_a_class_without_options_of_its_own_has_no_dimensions() -> None:
 
     assert not dataclasses.is_dataclass(Plain)
     assert dimensions("evict", "plain", Plain) == ()
+
+
+@pytest.mark.parametrize(
+    "dimension",
+    [d for d in DIMENSIONS if d.search_low is not None],
+    ids=lambda d: f"{d.policy} {d.key}",
+)
+def test_a_default_is_among_the_searched_values_or_no_number_of_its_own(
+    dimension: Dimension,
+) -> None:
+    """None, 0 and -1 stand for something else, such as the model's top-k, or for nothing."""
+    assert dimension.search_low is not None
+    assert dimension.search_high is not None
+    if dimension.default in (None, 0, -1):
+        return
+    assert dimension.search_low <= dimension.default <= dimension.search_high
+
+
+@pytest.mark.parametrize("one", NUMBERS, ids=lambda one: one[0])
+def test_every_number_has_a_least_value(one: Option) -> None:
+    """Nothing that is counted, timed or shared is below some number, mostly 0 or 1."""
+    assert one[3].low is not None

@@ -8,6 +8,7 @@ from moebench.reports.figures.style import (
     axis,
     coloured,
     finished,
+    library,
     system_colours,
     tooltip,
     trimmed,
@@ -71,3 +72,11 @@ def test_a_finished_spec_is_as_wide_as_its_container_and_keeps_its_parts() -> No
     # Grey lines are drawn faintly: the legend's symbols stay opaque, and none is left out.
     assert config["legend"]["symbolOpacity"] == 1
     assert config["legend"]["symbolLimit"] >= len(PALETTE) * len(SHAPES)
+
+
+def test_the_library_is_one_script_that_defines_its_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vl_convert = pytest.importorskip("vl_convert", reason="pages need it")
+    monkeypatch.setattr(vl_convert, "javascript_bundle", lambda script: f"all; {script}")
+    assert library.__wrapped__() == "all; window.vegaEmbed = vegaEmbed;"

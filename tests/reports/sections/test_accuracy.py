@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebench.reports.figures.accuracy import curves
+from moebench.reports.sections import accuracy as module
 from moebench.reports.sections.accuracy import (
     CLAIMED_ALPHA,
     VERDICT_HEADERS,
@@ -119,6 +120,18 @@ def test_the_papers_change_at_the_same_alpha() -> None:
     assert paper_change(series([row(generated=True)])[0], 0.6) is None
     assert paper_scores("S3")["race_middle"][0.0] == 80.0
     assert paper_scores("D1") == {}
+
+
+def test_a_paper_with_two_values_has_one_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"gsm8k": {0.0: 50.0, 0.6: 48.0}}
+    monkeypatch.setattr(module, "paper_scores", lambda setting: said)
+    (one,) = series(gsm8k())
+    assert paper_change(one, 0.6) == -2.0
+    assert paper_change(one, 0.25) is None
+    said["gsm8k"] = {0.6: 48.0}
+    assert paper_change(one, 0.6) is None
+    said.clear()
+    assert paper_change(one, 0.6) is None
 
 
 def test_a_view_has_ours_apart_and_the_papers_below() -> None:

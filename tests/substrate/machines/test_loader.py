@@ -32,7 +32,7 @@ class Rig:
         )  # fmt: skip
         self.changed = threading.Condition(threading.RLock())
         self.loader = Loader(
-            records, self.rows, self.changed, lambda *said: self.ended.append(said),  # type: ignore
+            records, self.rows, self.changed, lambda *said: self.ended.append(said),
             self.awaited.append, self._timed,
         )  # fmt: skip
         self.client = Client(slots={expert: expert % 4 for expert in range(8)})
@@ -192,9 +192,12 @@ def test_finishing_a_chunk_under_way_copies_the_following_ones_at_once(rig: Rig)
 
 def test_streamed_weights_are_copied_by_their_own_function(rig: Rig) -> None:
     streamed: list[int] = []
-    job = Job(
-        Op(OpKind.STREAM, 2), None, Lane.H2D, stream=lambda layer: streamed.append(layer) or 9
-    )
+
+    def stream(layer: int) -> int:
+        streamed.append(layer)
+        return 9
+
+    job = Job(Op(OpKind.STREAM, 2), None, Lane.H2D, stream=stream)
     rig.loader.need(job)
     found = rig.loader.next_job()
     assert found is job

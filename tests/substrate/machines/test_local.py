@@ -669,3 +669,14 @@ def test_the_interpreters_switch_interval_is_restored(store: ExpertStore) -> Non
     with on_disk(store, 2, Timeline()):
         assert sys.getswitchinterval() == pytest.approx(1e-4)
     assert sys.getswitchinterval() == pytest.approx(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_records_of_lower_precision_are_tried_out_too(
+    checkpoint: Checkpoint, dtype: torch.dtype
+) -> None:
+    """The row that an expert is tried with has the records' own type."""
+    records = MemoryRecords(checkpoint, dtype, EmulatedLink(1e18))
+    with records, LocalMachine(records, 2, Timeline()) as m:
+        assert m.slots.dtype is dtype
+        assert m.estimate_ns(Op(OpKind.EXPERT, 1, (1,), (0,)), Lane.HOST) > 1

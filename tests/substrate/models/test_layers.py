@@ -1,9 +1,11 @@
 """Scores and choices of gates, and a block's products, by hand."""
 
+import math
+
 import pytest
 import torch
 
-from moebench.substrate.models.layers import gate_scores, own_choice, swiglu
+from moebench.substrate.models.layers import gate_scores, gate_weights, own_choice, swiglu
 from moebench.substrate.models.shape import GateKind, ModelShape
 from tests.substrate.engine.fakes import small_shape
 
@@ -68,3 +70,23 @@ def test_a_block_is_down_of_silu_of_gate_times_up() -> None:
     )
     inner = (x @ gate.T) * (x @ gate.T).sigmoid() * (x @ up.T)
     torch.testing.assert_close(swiglu(x, gate, up, down), inner @ down.T)
+
+
+def test_an_expert_at_exactly_twice_the_jitter_is_near() -> None:
+    """Logits 2, 1 and 0.75: distances 0.5 and 0.625 of the larger magnitude; jitter 0.25."""
+    shape = small_shape(experts=3, top_k=1).model_copy(
+        update={"gate": GateKind.SPARSEMIXER, "gate_jitter": 0.25}
+    )
+    logits = torch.tensor([[2.0, 1.0, 0.75]])
+    found = gate_weights(shape, logits, logits.softmax(-1), torch.tensor([[0]]))
+    assert found.item() == pytest.approx(1 / (1 + math.exp(-1)))
+
+
+def test_an_earlier_pick_is_no_neighbour_of_a_later_one() -> None:
+    shape = small_shape(experts=3, top_k=2).model_copy(
+        update={"gate": GateKind.SPARSEMIXER, "gate_jitter": 0.5}
+    )
+    logits = torch.tensor([[2.0, 1.0, 0.75]])
+    found = gate_weights(shape, logits, logits.softmax(-1), torch.tensor([[0, 1]]))
+    first = 1 / (1 + math.exp(-1) + math.exp(-1.25))
+    assert found[0].tolist() == pytest.approx([first, 1 / (1 + math.exp(-0.25))])

@@ -107,11 +107,9 @@ def test_stacked_and_gathered_experts_are_their_matrices(chosen: list[int]) -> N
 
 
 def test_only_experts_up_to_a_mebibyte_are_gathered() -> None:
-    """Two layers of one expert each: 3 · 256 · 341 weights of four bytes are 1 MiB and 768."""
+    """One expert: 3 · 256 · 341 weights of four bytes are 1 MiB less 1,024 bytes."""
     of = {"num_experts": 1, "moe_layers": (0,), "hidden_size": 256}
     for width, gathers in ((341, True), (342, False)):
-        experts = ResidentExperts(
-            Weights(shape(expert_width=width, **of)),
-            torch.float32,  # type: ignore[arg-type]
-        )
+        weights: Any = Weights(shape(expert_width=width, **of))
+        experts = ResidentExperts(weights, torch.float32)
         assert (experts.gathered(0, torch.tensor([0])) is not None) is gathers

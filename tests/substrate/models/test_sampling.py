@@ -170,3 +170,16 @@ def test_forced_tokens_take_their_places(checkpoint: Checkpoint) -> None:
             PROMPTS[:1], 8, [free[:3]]
         )
     assert forced.tokens[0] == free
+
+
+def test_of_many_equally_likely_tokens_the_nucleus_keeps_the_first() -> None:
+    """Half of 400 equal tokens; then all likelier ones and the first of the others."""
+    assert np.flatnonzero(nucleus(np.zeros(400), 0.5)).tolist() == list(range(200))
+    scaled = -np.random.default_rng(0).integers(0, 3, 400).astype(float)
+    weights = np.exp(scaled)
+    wanted, total = set(), 0.0
+    for token in sorted(range(400), key=lambda at: (-scaled[at], at)):
+        if total < 0.8 * weights.sum():
+            wanted.add(token)
+        total += weights[token]
+    assert set(np.flatnonzero(nucleus(scaled, 0.8)).tolist()) == wanted

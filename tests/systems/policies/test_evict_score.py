@@ -132,3 +132,12 @@ def test_a_prompt_keeps_the_experts_of_layers_to_come() -> None:
     assert victim_of(policy, total=12) is None
     policy.observe(view([[4, 3, 2, 1]], 1, layer=0, of=8))
     assert victim_of(policy, 1, 4, 8, total=12) == 8
+
+
+@pytest.mark.parametrize("window", [-1, 4097])
+def test_a_window_out_of_range_is_one_line(window):
+    with pytest.raises(UsageError, match=rf"evict\.window is {window}; allowed"):
+        LowestAverageScore(window=window)
+    assert LowestAverageScore().window == 8
+    LowestAverageScore(window=0)
+    LowestAverageScore(window=4096)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moebench.substrate.errors import UsageError
-from moebench.systems.policies.prefetch import NextGate
+from moebench.systems.policies.prefetch import NextGate, ranked
 from tests.systems.views import fetched, view
 
 ROW = [8, 5.5, 5, 4, 3.5, 3, 2, 1]
@@ -23,3 +23,9 @@ def test_next_gate_brings_the_top_k_over_all_rows():
 def test_no_negative_number_of_experts():
     with pytest.raises(UsageError, match=r"prefetch\.experts is -1"):
         NextGate(experts=-1)
+
+
+def test_among_many_equal_scores_the_lowest_ids_come_first():
+    scores = np.random.default_rng(0).integers(1, 4, (2, 400)) / 4
+    best = scores.max(axis=0)
+    assert ranked(scores) == sorted(range(400), key=lambda e: (-best[e], e))

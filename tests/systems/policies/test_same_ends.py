@@ -32,3 +32,13 @@ def test_smoe_loads_only_where_the_link_has_clearly_less_work(ahead_ns, loaded):
     # One of each: the third is loaded if the link's 50 us are behind the host's by more than 1 us.
     load, _ = divided([3, 1, 2], 50 * US, 50 * US + ahead_ns)
     assert len(load) == (2 if ahead_ns > SAME_NS else 1)
+
+
+@pytest.mark.parametrize(
+    ("later_ns", "on_cpu"),
+    [(-SAME_NS, True), (0, True), (1, True), (SAME_NS, True), (SAME_NS + 1, False)],
+)
+def test_the_cpu_takes_an_absent_expert_unless_the_link_brings_it_sooner(later_ns, on_cpu):
+    times = Times(token_ns=40 * US + later_ns, first_ns=0, gpu_ns=US, pcie_ns=40 * US)
+    found = schedule((), (1,), times)
+    assert (found.cpu, found.pcie) == (([0], []) if on_cpu else ([], [0]))
