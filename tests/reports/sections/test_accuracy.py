@@ -102,6 +102,13 @@ def test_without_alpha_0_there_is_no_verdict() -> None:
     )
 
 
+def test_what_holds_up_to_just_the_papers_alpha_holds() -> None:
+    """Without answers, standard errors hide what falls up to α = .35, the paper's own."""
+    (one,) = series(gsm8k())
+    assert "in 1 of 1 real datasets" in summary([verdict(one, {})])
+    assert "in 0 of 1 real datasets" in summary([verdict(one, ITEMS)])
+
+
 def test_the_summary_counts() -> None:
     (view,) = views(ROWS, ITEMS)
     assert view.summary == (
