@@ -64,13 +64,14 @@ class Covering:
         Of each the shortest are first.
 
         What an import executes, or what is computed once and kept, is covered by every test that
-        executes a line of the file, or else by those of the nearest mirrored folder: they read what
-        it left.  A line that no test executes in its own process is left to the mirrored
-        file, whose tests may start others.
+        executes a line of the file, and then by its folder's or else by those of the nearest
+        mirrored folder: they read what it left.  A line that no test executes in its own process is
+        left to the mirrored file, whose tests may start others.
         """
         by_line = self.data.contexts_by_lineno(mutant.file)
         contexts = {one for line in mutant.lines for one in by_line.get(line, ())}
-        if mutant.module_level or "" in contexts:
+        kept = mutant.module_level or "" in contexts
+        if kept:
             contexts = {one for line in by_line.values() for one in line}
         found = {_test(one) for one in contexts if one}
         mirrored = _mirrored(mutant.file)
@@ -83,10 +84,14 @@ class Covering:
             if any(test.startswith(f"{beside}::") for test in self.seconds):
                 near.add(f"{Path(beside).parent}/")
             found = found or {test for test in self.seconds if test.startswith(tuple(near))}
+        of_folder = (
+            {test for test in self.seconds if test.startswith(same_folder)} if kept else set()
+        )
         return sorted(
-            found & self.seconds.keys(),
+            (found | of_folder) & self.seconds.keys(),
             key=lambda test: (
                 not test.startswith(f"{mirrored}::"),
+                test not in found,
                 not test.startswith(same_folder),
                 self.seconds[test],
                 test,

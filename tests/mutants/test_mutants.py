@@ -6,6 +6,7 @@ import select
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import coverage
@@ -217,6 +218,24 @@ def test_the_mirrored_files_tests_come_first_and_then_those_of_its_folder() -> N
         "tests/systems/deep/test_a.py::test_a", "tests/systems/deep/test_b.py::test_b",
         "tests/systems/deep/test_b.py::test_slow", "tests/far/test_b.py::test_b",
     ]  # fmt: skip
+
+
+def test_what_an_import_does_is_judged_by_its_folders_tests_last() -> None:
+    """A command that a module adds is called by tests that execute no other line of it."""
+    data = coverage.CoverageData(no_disk=True)
+    data.set_context("tests/far/test_b.py::test_b|run")
+    data.add_lines({"systems/deep/a.py": [5]})
+    seconds = {
+        "tests/systems/deep/test_c.py::test_c": 0.1, "tests/far/test_b.py::test_b": 3.0,
+        "tests/systems/test_d.py::test_d": 0.1, "tests/systems/deep/test_a.py::test_a": 4.0,
+    }  # fmt: skip
+    one = Mutant("systems/deep/a.py", "order", 1, (1,), True, 0, 1, "")
+    assert Covering(data, seconds).tests(one) == [
+        "tests/systems/deep/test_a.py::test_a", "tests/far/test_b.py::test_b",
+        "tests/systems/deep/test_c.py::test_c",
+    ]  # fmt: skip
+    inside = replace(one, module_level=False, lines=(5,))
+    assert "tests/systems/deep/test_c.py::test_c" not in Covering(data, seconds).tests(inside)
 
 
 def test_a_report_counts_what_is_not_caught() -> None:

@@ -56,6 +56,13 @@ def test_a_newer_run_replaces_an_older_one_and_an_impossible_cell() -> None:
     assert rows_of([], [broken]) == [], "a defect says nothing about the machine"
 
 
+def test_cells_of_other_lengths_than_the_runs_are_left_out() -> None:
+    """Without a run, every cell that is not possible is a row."""
+    other = impossible(system="ktransformers", new_tokens=9)
+    assert [row.name for row in rows_of([run(40.0)], [other])] == ["llamacpp place=fit"]
+    assert [row.reason for row in rows_of([], [other, impossible()])] == ["no room", "no room"]
+
+
 def test_a_place_is_unfinished_while_a_cell_waits() -> None:
     waiting = Cell("c", "queued", SPEC | {"system": "smoe"})
     others = [Cell("d", "queued", SPEC | {"setting": "S3"}), impossible(context=9)]

@@ -23,6 +23,9 @@ def test_a_publishers_name_has_the_bits_of_the_format(name: str, same: str) -> N
     ("name", "bits"),
     [
         ("IQ6_K", Bits(6.625, 8.5)), ("mix-IQ4_KS", Bits(4.25, 8.5)), ("FP8", Bits(8, 8)),
+        ("int8", Bits(8, 16)), ("int4", Bits(4.5, 16)), ("rawint4", Bits(4.5, 16)),
+        ("AMXINT8", Bits(8, 16)), ("AWQ", Bits(4.25, 16)), ("GPTQ", Bits(4.25, 16)),
+        ("nf4", Bits(4.5, 16)),
         ("AMXINT4", Bits(4.5, 16)), ("4.05bpw", Bits(4.05, 4.05)),
         ("EXL3 4.05 bpw", Bits(4.05, 4.05)),
     ],

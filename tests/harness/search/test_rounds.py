@@ -290,7 +290,9 @@ def test_rounds_are_told_announced_and_counted() -> None:
     assert trials.sizes[2:] == [5, 5]
     assert trials.told[3].stopped, "the base is slower than the prefetch, the leader"
     assert trials.told[3].values == pytest.approx([1.0])
+    announced, rounds = list(said), list(trials.sizes)
     assert carry_out(search, trials, 2) == [(2, 2)]
+    assert (said, trials.sizes) == (announced, rounds), "as many trials as were asked for are there"
 
 
 def test_rounds_end_with_their_time() -> None:

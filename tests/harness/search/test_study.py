@@ -13,7 +13,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 
 from moebench.harness.search.composition import RUNTIME, Space
-from moebench.harness.search.study import SETS, SYSTEM, Told, Trials
+from moebench.harness.search.study import REFUSED, RUNS, SETS, SYSTEM, Told, Trials
 from moebench.substrate.errors import InputError, UsageError
 from moebench.systems.registry import DECISIONS
 from moebench.systems.space import policies
@@ -191,6 +191,9 @@ def test_what_is_refused_is_counted_and_not_evaluated(tmp_path: Path) -> None:
         counts = trials.counts()
         assert all(refused(one.user_attrs[SETS]) is None for one in trials.done())
         assert trials.evaluated() == 24
+        told = [one.user_attrs.get(REFUSED) for one in trials._kept.get_trials(deepcopy=False)
+                if one.user_attrs.get(RUNS) is not None]  # fmt: skip
+    assert told == [None if number % 3 else "no" for number in range(24)]
     assert (counts["evaluated"], counts["refused_by_run"]) == (16, 8)
     assert counts["refused_before"] > 0
 

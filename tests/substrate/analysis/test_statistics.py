@@ -199,6 +199,13 @@ def test_hit_rates_give_the_first_fill_away() -> None:
     np.testing.assert_allclose(found["belady"], [2 / 4, 1])
 
 
+def test_without_decoded_tokens_there_are_no_hit_rates() -> None:
+    found = hit_rates([RoutedSequence(one_layer((0,), (1,)).ids_TLK, 2)], [1, 2, 4])
+    assert list(found) == ["lru", "lfu", "belady"]
+    for rates in found.values():
+        np.testing.assert_array_equal(rates, [NAN, NAN, NAN])
+
+
 def test_each_sequence_has_a_cache_of_its_own() -> None:
     # Expert 0 three times, then in another text expert 1 three times: each first load is free.
     sequences = [one_layer((0,), (0,), (0,)), one_layer((1,), (1,), (1,))]

@@ -228,6 +228,10 @@ def test_a_write_back_crosses_the_link_the_other_way():
     assert COSTS.ns(back, Lane.D2H) == round(2_500 + EXPERT_BYTES / 26)
     assert COSTS.moved_bytes(back) == EXPERT_BYTES
     assert COSTS.control_ns(back, Lane.D2H) == 6_000
+    # An engine that reaches half of the link's rate reaches half of it in both directions.
+    half = CostModel(load_profile("a6000+link.in_engine_efficiency=0.5"), QWEN, "bf16")
+    assert half.ns(back, Lane.D2H) == round(2_500 + EXPERT_BYTES / 13)
+    assert half.ns(Op(OpKind.LOAD, 0), Lane.H2D) == round(2_500 + EXPERT_BYTES / 13)
 
 
 def test_a_streamed_layer_is_all_that_is_no_routed_expert_of_it():

@@ -46,6 +46,17 @@ def measured(**changed: object) -> Measured:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "field",
+    ["operation_ns", "load_ns", "load_after_ns", "read_alone_ns", "return_ns", "submit_ns",
+     "gap_ns", "decision_ns", "wake_ns"],
+)  # fmt: skip
+def test_measured_times_are_not_negative(field: str) -> None:
+    assert getattr(measured(**{field: 0}), field) == 0
+    with pytest.raises(ValidationError, match=f"(?s){field}.*greater than or equal to 0"):
+        measured(**{field: -1})
+
+
 PROFILE = load_profile("a6000").model_copy(update={"measured": measured()})
 COSTS = cost_model(PROFILE, OLMOE, "bf16")
 
