@@ -20,6 +20,7 @@ CASE = Case("mixtral-8x7b", 3, "tight")
 REPLAYED = Case("mixtral-8x7b", 3, "tight", replayed=True)
 
 
+@pytest.mark.slow
 def test_a_scratch_folder_of_its_own_is_removed_with_the_bench(tmp_path: Path) -> None:
     made = Bench(None)
     folder = made.scratch
