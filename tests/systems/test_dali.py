@@ -215,6 +215,7 @@ def test_without_predictions_nothing_is_corrected_and_a_note_says_so():
     prefetch, model = started(text)
     assert "no residual" in prefetch.learnt["note"]
     assert (prefetch.corrected(1, np.full((1, 4), 0.25), model) == np.log(0.25)).all()
+    assert "no residual" in ResidualPrefetch().learnt["note"], "before any calibration, too"
     assert ResidualPrefetch(residual=False).learnt == {}
     assert not ResidualPrefetch(residual=False).calibrates
     assert ResidualPrefetch().calibrates

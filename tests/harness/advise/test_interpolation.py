@@ -25,6 +25,9 @@ CURVES = [
     # At an end before a steep turn the slope is limited to three times the first rise.
     ([0.0, 1.0, 2.0], [0.0, 0.5, -6.0]),
     ([0.0, 1.0, 2.0], [-6.0, 4.0, 4.0]),
+    # A flat curve has slopes at its ends, too, and in both directions.
+    ([0.0, 1.0, 2.0], [0.0, 0.1, 0.3]),
+    ([0.0, 1.0, 2.0], [0.3, 0.2, 0.0]),
 ]
 
 

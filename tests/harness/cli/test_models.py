@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from moebench.harness import hub
 from moebench.harness.cli import models
@@ -128,6 +128,18 @@ def test_import_refuses_in_one_line(here: Path, changes: dict[str, Any], message
     assert called.code == 2
     assert message in called.err
     assert len(called.err.splitlines()) == 1
+    assert not (here / ".moebench").exists()
+
+
+def test_import_of_weights_that_fp16_cannot_hold_is_refused(here: Path) -> None:
+    source = make_model(here / NAME)
+    file = source / "model.safetensors"
+    tensors = {name: tensor.float() for name, tensor in load_file(file).items()}
+    name = next(iter(sorted(tensors)))
+    tensors[name].view(-1)[3] = 1e6  # above 65,504
+    save_file(tensors, file, {"format": "pt"})
+    line = refused("models", "import", source, "--scale", NAME)
+    assert f"tensor {name} is not finite in fp16" in line
     assert not (here / ".moebench").exists()
 
 

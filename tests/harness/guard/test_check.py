@@ -360,7 +360,8 @@ def test_scale_models_are_checked_that_cells_compute_with(monkeypatch):
 def test_the_shipped_references_are_accepted_with_their_models(monkeypatch, tmp_path, capsys):
     accepted: list[str] = []
     monkeypatch.setattr("moebench.harness.guard.golden.write_golden", lambda: accepted.append("w"))
-    monkeypatch.setattr(check, "measure", lambda jobs, guarded: {"new": made()})
+    cells = {"new": made(), "later": made()}
+    monkeypatch.setattr(check, "measure", lambda jobs, guarded: cells)
     monkeypatch.setattr(check, "REFERENCES", tmp_path / "check.json")
     passed = Finding("a", Verdict.PASS, "equal")
     worse = Finding("b", Verdict.REGRESSED, "other logits")
@@ -376,9 +377,8 @@ def test_the_shipped_references_are_accepted_with_their_models(monkeypatch, tmp_
         said = capsys.readouterr().err.splitlines()
         assert ("b: other logits" in said) == bool(times)
     text = (tmp_path / "own.json").read_text()
-    assert json.loads(text) == {"new": made()}
-    assert text.startswith('{\n "new"')
-    assert text.endswith("}\n")
+    assert json.loads(text) == cells
+    assert text == json.dumps(cells, indent=1, sort_keys=True) + "\n"
 
 
 def test_the_gravest_verdict_is_the_command_s(monkeypatch, tmp_path, capsys):

@@ -15,7 +15,7 @@ from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.reproduce.run_claims import ExecutionContext, cells_of, reproduce
 from moebench.harness.sweep.pool import Outcome, Workers
 from moebench.harness.sweep.worker import Failed, Finished, Job
-from moebench.results.claims import Axis, Band, ClaimResult, Exhibit, Measured, Tag, Verdict
+from moebench.results.claims import Axis, Band, ClaimResult, Exhibit, Measured, Range, Tag, Verdict
 from moebench.results.store import Store
 from moebench.substrate.errors import IntegrityError
 
@@ -159,6 +159,16 @@ def test_a_claim_is_measured_from_its_cells(bench: Bench) -> None:
     assert found.measured.samples == pytest.approx((80, 100 * 79 / 99), rel=1e-5)
     assert found.verdict is Verdict.REPRODUCED
     assert sorted(found.runs) == sorted(bench.evidence.store.ids())
+
+
+def test_a_claim_has_what_was_found_over_the_ranges_of_numbers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low, ranges = Range(field="link.latency", unit="us", points=()), run_claims.ranges
+    monkeypatch.setattr(ranges, "searches", lambda claims, evidence: [one.id for one in claims])
+    monkeypatch.setattr(ranges, "carry_out", lambda asked, *of: {"A": (low,)})
+    one, other = bench.claims(claim("A", ratio, PAIR), claim("B", mean, ONE))
+    assert (one.ranges, other.ranges) == ((low,), ())
 
 
 def test_claims_share_cells_and_finished_ones_are_not_run_again(bench: Bench) -> None:
