@@ -18,6 +18,7 @@ COMPOSITIONS = [
      "host_together": "true", "in_flight": "host", "prefetch": "next-gate",
      "prefetch.experts": "2"},
     {"route": "expert-cache", "alpha": "0.3", "admit": "after-misses", "admit.full": "4"},
+    *({"assign": "host", "host_kernels": name} for name in RUNTIME["host_kernels"]),
 ]  # fmt: skip
 
 

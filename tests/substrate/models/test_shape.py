@@ -308,6 +308,10 @@ def test_a_shape_takes_no_unknown_key_and_never_changes():
         ModelShape(**shape.model_dump(), tops=3)
     with pytest.raises(ValidationError, match="kv_lora_rank"):
         LatentAttention(kv_lora_rank=0, qk_rope_head_dim=1, qk_nope_head_dim=1, v_head_dim=1)
+    without = LatentAttention(kv_lora_rank=1, qk_rope_head_dim=0, qk_nope_head_dim=1, v_head_dim=1)
+    assert without.qk_rope_head_dim == 0
+    with pytest.raises(ValidationError, match="qk_rope_head_dim"):
+        LatentAttention(kv_lora_rank=1, qk_rope_head_dim=-1, qk_nope_head_dim=1, v_head_dim=1)
 
 
 # ------------------------------------------------------------------------------- counts by hand
