@@ -356,3 +356,7 @@ def test_among_many_equal_probabilities_the_lowest_ids_are_in_the_table():
     ids_TLK, _ = table_of(p_TLE, 300)
     for p_E, ids_K in zip(p_TLE.reshape(-1, 400), ids_TLK.reshape(-1, 300), strict=True):
         assert ids_K.tolist() == sorted(range(400), key=lambda e: (-p_E[e], e))[:300]
+
+
+def test_networks_learn_from_64_texts_unless_it_is_said() -> None:
+    assert build("sida").route.calibration_texts == 64

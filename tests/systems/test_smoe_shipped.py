@@ -299,3 +299,8 @@ def test_shipped_smoe_uses_its_policies():
     published = build("smoe")
     assert not published.synchronises
     assert not published.reads_unfinished
+
+
+def test_averages_are_over_the_window_s_steps():
+    assert LoadOrder()._scores is None
+    assert [LoadOrder(window=n)._scores.window for n in (0, 2, 7)] == [0, 2, 7]
