@@ -10,7 +10,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +70,21 @@ def _forked(request: dict[str, Any]) -> int | str:
     child = os.fork()
     if child == 0:
         _run(request)
-    ends = time.monotonic() + request["limit_s"]
-    while time.monotonic() < ends:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            _end_group(child)  # processes that its tests started
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    _end_group(child)
-    os.waitpid(child, 0)
-    return HANGS
+    signal.setitimer(signal.ITIMER_REAL, request["limit_s"])  # a forked process has none
+    try:
+        _, status = os.waitpid(child, 0)
+        code: int | str = os.waitstatus_to_exitcode(status)
+    except TimeoutError:
+        code = HANGS
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    _end_group(child)  # and processes that its tests started
+    if code == HANGS:
+        os.waitpid(child, 0)
+    return code
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError
 
 
 def _end_group(leader: int) -> None:
@@ -95,6 +99,7 @@ def _run(request: dict[str, Any]) -> None:
     code = 3
     try:
         os.setsid()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
         os.environ["TMPDIR"] = request["scratch"]
         out = os.open(f"{request['scratch']}/printed.txt", os.O_WRONLY | os.O_CREAT)
@@ -113,6 +118,7 @@ def main() -> None:
     """Answer requests from standard input until it is closed."""
     for package in PACKAGES:
         __import__(package)
+    signal.signal(signal.SIGALRM, _too_long)
     for line in sys.stdin:
         print(json.dumps(_forked(json.loads(line))), flush=True)
 

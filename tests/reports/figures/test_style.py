@@ -77,6 +77,8 @@ def test_a_finished_spec_is_as_wide_as_its_container_and_keeps_its_parts() -> No
 def test_the_library_is_one_script_that_defines_its_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    vl_convert = pytest.importorskip("vl_convert", reason="pages need it")
+    vl_convert = pytest.importorskip(
+        "vl_convert", reason="not installed: pip install vl-convert-python"
+    )
     monkeypatch.setattr(vl_convert, "javascript_bundle", lambda script: f"all; {script}")
     assert library.__wrapped__() == "all; window.vegaEmbed = vegaEmbed;"

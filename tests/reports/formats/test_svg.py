@@ -298,7 +298,9 @@ def test_a_figure_has_its_title_and_rows_and_colours_of_paper() -> None:
 def test_names_of_files_are_short_and_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vl_convert = pytest.importorskip("vl_convert", reason="figures need it")
+    vl_convert = pytest.importorskip(
+        "vl_convert", reason="not installed: pip install vl-convert-python"
+    )
     monkeypatch.setattr(vl_convert, "vegalite_to_svg", lambda spec: spec["description"])
     monkeypatch.setattr(vl_convert, "vegalite_to_pdf", lambda spec: b"pdf")
     titles = ["kl against α, é", "..a_b 1.5..", "x" * 99, "same", "same?", "same!"]
