@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.substrate.terms import RoutedSequence
+from moebench.systems.compatible import why_not
 from moebench.systems.options import build
 from moebench.systems.pinned_profile import PinnedProfile, PinTopOfEachLayer, pinned_per_layer
 from tests.substrate.engine.fakes import small_shape
@@ -130,3 +131,9 @@ def test_the_system_is_lossless_and_refuses_models_without_gguf():
     assert PinnedProfile().lossless
     assert PinnedProfile().place.calibrates
     assert "no GGUF file" in PinnedProfile().why_not(MODEL, 1)
+
+
+def test_a_long_prompts_copies_need_the_slots_that_placement_leaves_empty():
+    given = {"place.popularity": USED}
+    assert why_not(build("pinned-profile", given)) is None
+    assert "place leaves none" in str(why_not(build("pinned-profile", {"place": "by-id"})))

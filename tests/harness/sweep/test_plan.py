@@ -358,3 +358,10 @@ def test_seeds_share_a_resolved_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [plans._is_seed(value) for value in (0, 7, -1, True, "3", 1.5)] == [
         True, True, False, False, False, False,
     ]  # fmt: skip
+
+
+def test_equal_cells_are_one_whichever_of_their_seeds_is_resolved_first() -> None:
+    """Without α, both entries are one system; of the second one, seed 1 is resolved first."""
+    entries = [{"system": "gpu-only", "alpha": alpha} for alpha in (0.1, 0.2)]
+    found = cells(product={"system": entries, "seed": [0, 1]}, exclude=[{"alpha": 0.2, "seed": 0}])
+    assert [one.seed for one in found] == [0, 1]

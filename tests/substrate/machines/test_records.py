@@ -223,3 +223,10 @@ def test_common_weights_and_outputs_take_the_links_time(clock, checkpoint):
     before_s = clock.now_s
     memory.give_back(5)
     assert clock.now_s - before_s == pytest.approx(5 * shape.hidden_size * 4 / 1e6)
+
+
+def test_released_records_take_no_memory(clock, checkpoint):
+    memory = MemoryRecords(checkpoint, torch.float32, EmulatedLink(1e9))
+    assert memory.row(2, 3).numel() == memory.stride_bytes
+    memory.release()
+    assert memory._rows.untyped_storage().nbytes() == 0

@@ -17,6 +17,7 @@ from moebench.substrate.traces.recipes import recall_of
 from moebench.substrate.traces.recordings import (
     PROMPT_TOKENS,
     Recording,
+    recorded_header,
     recordings,
     replayable,
     texts,
@@ -231,3 +232,14 @@ def test_shipped_recordings_yield_the_expected_texts(
     }
     assert workload_of(listed) == workload
     assert len(listed) == held
+
+
+def test_recordings_keep_a_common_order_of_ids_and_else_order_them_by_id(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    record(folder / f"{MODEL}__a", [200], ids_order="by score")
+    record(folder / f"{MODEL}__b", [200, 200], ids_order="by score")
+    assert recorded_header(MODEL, texts(recordings(MODEL, tmp_path), 8)).ids_order == "score"
+    record(folder / f"{MODEL}__c", [200, 200, 200], ids_order="by id")
+    header = recorded_header(MODEL, texts(recordings(MODEL, tmp_path), 8))
+    assert header.workload == "a+b+c"
+    assert header.ids_order == "id"
