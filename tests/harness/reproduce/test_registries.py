@@ -1,13 +1,19 @@
 """Properties of the claims of all papers and of the field, and of the shipped results."""
 
 from collections import Counter
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from moebench.harness.reproduce.claim import PaperClaims
-from moebench.harness.reproduce.evidence import Evidence
+from moebench.harness.reproduce.evidence import (
+    UNDEFINED,
+    Evidence,
+    Experiment,
+    MissingEvidenceError,
+)
 from moebench.results.claims import PAPERS, Tag, Verdict, read
 from moebench.results.store import Store
 from moebench.substrate.machines.profile import load_profile
@@ -162,3 +168,36 @@ def test_numbers_of_experiments_are_uncertain_on_a_machine_that_they_use(
             for number in uncertain(load_profile(spec.machine, spec.software))
         }
         assert set(experiment.numbers) <= known, experiment.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", REGISTRIES)
+def test_a_claim_or_exhibit_reads_an_experiment_that_it_needs(
+    paper: PaperClaims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are not run for it: the first experiment that each function reads is one of these."""
+    asked: list[str] = []
+
+    def specs(self: Evidence, experiment: Experiment) -> None:
+        asked.append(experiment.name)
+        raise MissingEvidenceError(f"{experiment.name} was not run")
+
+    def recordings(self: Evidence, model: str) -> None:
+        asked.append("recordings")
+        raise MissingEvidenceError("there are no recordings")
+
+    monkeypatch.setattr(Evidence, "specs", specs)
+    monkeypatch.setattr(Evidence, "recordings", recordings)
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    readers = [
+        (claim.id, read, claim.needs)
+        for claim in paper.claims
+        for read in (claim.measure, claim.control, claim.turns)
+        if read is not None
+    ]
+    readers += [(str(number), show.make, show.needs) for number, show in enumerate(paper.exhibits)]
+    for name, read_by, needs in readers:
+        asked.clear()
+        with suppress(*UNDEFINED):
+            read_by(evidence)
+        assert {*asked} <= {"recordings", *(one.name for one in needs)}, name
