@@ -62,6 +62,7 @@ def test_a_search_is_read(tmp_path: Path) -> None:
         "", "{", "[]", "null", "{}", "[" * 100_000, '{"search": 1}',
         json.dumps(SEARCH | {"history": [{"trial": 0, "values": []}]}),
         json.dumps(SEARCH | {"history": [{"trial": 0, "values": [float("nan")]}]}),
+        json.dumps(SEARCH | {"history": [{"trial": 0, "values": [1.0, 2.0, 3.0]}]}),
         json.dumps(SEARCH | {"places": 5}),
         json.dumps(SEARCH | {"trials": {"evaluated": "many"}}),
         json.dumps(SEARCH | {"places": [SEARCH["places"][0] | {"found": {"name": "x"}}]}),
@@ -80,3 +81,11 @@ def test_a_folder_in_its_place_is_left_out(tmp_path: Path) -> None:
     found, (line,) = read_searches(tmp_path)
     assert found == []
     assert "not a stored search" in line
+
+
+def test_a_trial_has_one_objective_or_two(tmp_path: Path) -> None:
+    history = [{"trial": 0, "values": [1.0]}, {"trial": 1, "values": [1.0, 2.0]}]
+    written(tmp_path, json.dumps(SEARCH | {"history": history}))
+    (found,), damaged = read_searches(tmp_path)
+    assert damaged == []
+    assert [one.values for one in found.history] == [[1.0], [1.0, 2.0]]

@@ -261,3 +261,23 @@ def test_among_many_equal_probabilities_the_lowest_ids_are_selected():
     assert found == wanted[: len(found)]
     assert p_E[found].sum() > 0.6 >= p_E[found[:-1]].sum()
     assert selected(p_E, 0.0, 250) == wanted[:250]
+
+
+def test_stored_iterations_of_a_batch_have_their_cosines_and_products_with_all_sequences():
+    prefetch = MatchedMaps(distance=1)
+    prefetch.start(MODEL, None)  # type: ignore[arg-type]
+    random = np.random.default_rng(3)
+    prefetch.begin_sequences(Prompts((4, 5), random.random((2, 8))))
+    search = prefetch.predictor
+    scores = random.random((LAYERS, 2, EXPERTS))
+    for layer in range(LAYERS):
+        search.forecast(seen(scores[layer], layer), None, ())
+    store = search.store
+    assert store.size == 2
+    map_TLE = np.stack([shares(scores[:, row]) for row in range(2)])
+    np.testing.assert_allclose(store.maps_LCE[:, :2].transpose(1, 0, 2), map_TLE, rtol=1e-5)
+    expected = np.einsum("tle,cle->tc", map_TLE, map_TLE)
+    np.testing.assert_allclose(search._products_TC[:, :2], expected, rtol=1e-4)
+    unit_BH = search._embedding_BH
+    np.testing.assert_allclose(search._semantic_BC[:, :2], unit_BH @ unit_BH.T, rtol=1e-4)
+    np.testing.assert_allclose(np.linalg.norm(unit_BH, axis=1), 1, rtol=1e-5)

@@ -312,3 +312,15 @@ def test_the_numbers_of_a_machine_are_moved_in_a_run(monkeypatch: pytest.MonkeyP
     assert "file is not a folder" in refused(*options, "--store", "file")
     assert "--data-dir none: no such folder" in refused(*options, "--data-dir", "none")
     assert len(given) == 2
+
+
+def test_components_are_a_table_with_the_number_that_agree_below() -> None:
+    called = call("machines", "components")
+    found = json.loads(call("machines", "components", "--json").out)
+    agree = sum(one["agrees"] for one in found)
+    assert 0 < agree <= len(found)
+    lines = called.out.splitlines()
+    assert called.code == 0
+    assert lines[0].split("\t")[0] == "component"
+    assert len(lines) == 1 + len(found)
+    assert called.err.startswith(f"{agree} of {len(found)} within 15 % of the published time")

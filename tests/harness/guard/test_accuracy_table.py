@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from moebench.harness.guard.accuracy_table import cells, scoring_of
 from moebench.results.accuracy_table import read_items, read_table
+from moebench.workloads.catalogue import workload
 from tests.harness.commands import Called, call
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -57,3 +59,13 @@ def test_a_table_that_cannot_be_written_is_refused_before_anything_runs() -> Non
 def test_answers_to_single_questions_are_in_the_table_and_nowhere_else() -> None:
     assert table("--alphas", "0").code == 0
     assert not Path(".moebench/samples").exists()
+
+
+def test_cells_are_scored_by_generation_or_by_the_likelihood_of_options() -> None:
+    found = cells(None, ["facts", "arithmetic"], ["S3"], [0.0, 0.2], {"system": "smoe"})
+    assert [(one.workload, one.setting, one.scoring) for one in found] == [
+        (name, "S3", "generation") for name in ("facts", "facts", "arithmetic", "arithmetic")
+    ]
+    assert [float(str(one.overrides["alpha"])) for one in found] == [0.0, 0.2] * 2
+    for name, how in (("arithmetic", "generation"), ("mmlu", "likelihood")):
+        assert scoring_of(workload(name)) == how

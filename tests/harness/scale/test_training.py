@@ -483,3 +483,11 @@ def test_a_model_copies_before_it_has_learnt_anything() -> None:
             model(ids)[0][:, :-1].transpose(1, 2), ids[:, 1:], reduction="none"
         )
     assert losses[:, 41:].mean() < losses[:, :39].mean() - 1
+
+
+def test_the_recipes_weight_decay_is_of_the_matrices_alone() -> None:
+    recipe = RECIPE.model_copy(update={"weight_decay": 0.125})
+    model = TrainableDecoder(shape_of(CONFIG), seed=0)
+    rest, matrices = training._optimizers(model, recipe)
+    assert [group["weight_decay"] for group in rest.param_groups] == [0.0]
+    assert [group["weight_decay"] for group in matrices.param_groups] == [0.125]

@@ -12,7 +12,9 @@ from moebench.systems.learn.state_mlp import (
     StateMLPOptions,
     StateMLPs,
     _ahead,
+    _Data,
     _decoded,
+    _fit,
     _losses,
     _recall,
     _wrapped,
@@ -176,3 +178,17 @@ def test_recall_and_losses_by_hand():
             for row, of in zip(logits, y[:, 0].tolist(), strict=True)
         ]
         assert _losses(parameters, x, y).tolist() == pytest.approx(expected)
+
+
+def test_networks_do_not_depend_on_the_scale_and_origin_of_states():
+    random = np.random.default_rng(1)
+    states = random.standard_normal((1, 60, WIDTH)).astype(np.float32)
+    ids = np.argsort(-states, axis=2)[:, :, None, :K]
+    validates = np.arange(60) >= 50
+    options = StateMLPOptions(stride=2, width=16, tokens=60, epochs=4, seed=0)
+    found, _ = _fit(_Data(states, ids, validates), EXPERTS, options, lambda *done: None)
+    moved = 4 * states + 8
+    again, _ = _fit(_Data(moved, ids, validates), EXPERTS, options, lambda *done: None)
+    np.testing.assert_allclose(
+        again.probabilities(moved[0], 0), found.probabilities(states[0], 0), atol=1e-3
+    )

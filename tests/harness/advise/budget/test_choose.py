@@ -260,3 +260,10 @@ def test_the_fastest_of_those_that_meet_the_demand_is_named_beside_the_best():
     said = sentence(found, Demand(60, None), "kl")
     assert said.startswith("Use smoe at α 0.3")
     assert "The fastest, daop, takes 45 ms a token" in said
+
+
+def test_a_measured_alpha_replaces_the_step_beside_it_alone():
+    """On the line 14 - 20 α, 0.2 would do; the measured 0.203 is beside it and counts for both."""
+    measured = {0.1: 12.0, 0.203: 9.94, 0.3: 8.0, 0.4: 6.0}
+    assert smallest_alpha(measured, 10.01) == 0.203
+    assert smallest_alpha(measured, 10.21) == 0.19, "a step that is beside none"
