@@ -354,3 +354,24 @@ def test_a_trace_of_another_top_k_is_charged_as_it_ran(monkeypatch: pytest.Monke
                          "hashes": {"trace": "t"}, "data_dir": Path("data")}  # fmt: skip
         assert asked[-1][:3] == (one, "made", of)
         assert asked[-1][3].top_k == charged
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_scores_are_reconstructed_only_if_the_run_asks_for_it(
+    wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def stop(*arguments: Any) -> None:
+        given.append(arguments[-1])
+        raise UsageError("that is enough")
+
+    monkeypatch.setattr(replay, "Replay", stop)
+    made = session(reconstruct_scores=wanted)
+    made.full = model_shape(SCALED)
+    made.source.open = lambda scratch: made.trace
+    made.system.evict, made.system.lookaheads, made.system.reads_hidden = None, (), False
+    with pytest.raises(UsageError, match="enough"):
+        made.open(Path(), False, None)  # type: ignore[arg-type]
+    (reconstruction,) = given
+    assert (reconstruction is not None) is wanted

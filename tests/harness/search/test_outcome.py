@@ -117,12 +117,14 @@ SETS = {"prefetch": "next-gate", "scope": "layer"}
 
 def validated(
     monkeypatch: pytest.MonkeyPatch, trials: list[Any], places: Sequence[Place] = (S1,),
-    limit: float | None = None, says: Says = says,
+    limit: float | None = None, says: Says = says, held_out: Sequence[str] = ("four",),
 ) -> tuple[Outcome, Runs, list[str]]:  # fmt: skip
     """Return the outcome in S1, all runs, and what was counted."""
     monkeypatch.setattr(
         outcomes, "held_out",
-        lambda question, model, machine, chosen, possible: [question.with_("four", batch=4)],
+        lambda question, model, machine, chosen, possible: [
+            question.with_(name, batch=4) for name in held_out
+        ],
     )  # fmt: skip
     search, runs, _ = searching(says, places, limit)
     runs.ran.clear()
@@ -182,6 +184,13 @@ def test_all_that_comes_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.verdict == ("15.0% faster than moe-ondemand on new prompts")
     assert found.probability == probability_faster(0.85)
     assert found.ratio == 0.85
+
+
+def test_held_out_places_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    held_out = ("four", "more", "again")
+    found, _, counted = validated(monkeypatch, [trial(0, [0.85], SETS)], held_out=held_out)
+    assert [row["place"] for row in found.places[1:]] == [*held_out]
+    assert [one for one in counted if " of " in one] == ["1 of 3", "2 of 3", "3 of 3"]
 
 
 def test_without_a_composition_there_is_only_a_validation(monkeypatch: pytest.MonkeyPatch) -> None:
