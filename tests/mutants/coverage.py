@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,12 +62,14 @@ class Covering:
     def tests(self, mutant: Mutant) -> list[str]:
         """Return the tests that can notice a defect: the mirrored file's, its folder's, the others.
 
-        Of each the shortest are first.
+        Of each, the shortest test of every file is first, then the second shortest of every file,
+        and so on: where not all are run, tests of many files notice more than many of one file.
 
         What an import executes, or what is computed once and kept, is covered by every test that
-        executes a line of the file, and then by its folder's or else by those of the nearest
-        mirrored folder: they read what it left.  A line that no test executes in its own process is
-        left to the mirrored file, whose tests may start others.
+        executes a line of the file, and by those of its folder and of the folders above it (not in
+        other folders below these), which are nearest: they read what it left.  If there are none,
+        it is covered by those of the nearest mirrored folder.  A line that no test executes in its
+        own process is left to the mirrored file, whose tests may start others.
         """
         by_line = self.data.contexts_by_lineno(mutant.file)
         contexts = {one for line in mutant.lines for one in by_line.get(line, ())}
@@ -80,23 +83,36 @@ class Covering:
         folders = Path(mutant.file).parents if by_line and not found else ()
         for folder in folders:
             beside = _mirrored(f"{folder}.py")
-            near = {f"tests/{folder}/"}
+            places = {f"tests/{folder}/"}
             if any(test.startswith(f"{beside}::") for test in self.seconds):
-                near.add(f"{Path(beside).parent}/")
-            found = found or {test for test in self.seconds if test.startswith(tuple(near))}
-        of_folder = (
-            {test for test in self.seconds if test.startswith(same_folder)} if kept else set()
-        )
+                places.add(f"{Path(beside).parent}/")
+            found = found or {test for test in self.seconds if test.startswith(tuple(places))}
+        above = {f"tests/{folder}" for folder in Path(mutant.file).parents}
+        near = {
+            test
+            for test in self.seconds
+            if test.startswith(same_folder)
+            or (kept and test.partition("::")[0].rpartition("/")[0] in above)
+        }
+        chosen = (found | near if kept else found) & self.seconds.keys()
+        of_files: dict[str, int] = defaultdict(int)
+        turns = {}
+        for test in sorted(chosen, key=self._length):
+            file = test.partition("::")[0]
+            turns[test] = of_files[file]
+            of_files[file] += 1
         return sorted(
-            (found | of_folder) & self.seconds.keys(),
+            chosen,
             key=lambda test: (
                 not test.startswith(f"{mirrored}::"),
-                test not in found,
-                not test.startswith(same_folder),
-                self.seconds[test],
-                test,
+                test not in near,
+                turns[test],
+                self._length(test),
             ),
         )
+
+    def _length(self, test: str) -> tuple[float, str]:
+        return self.seconds[test], test
 
     def total_s(self, tests: Iterable[str]) -> float:
         """Return how long tests last together."""

@@ -220,7 +220,24 @@ def test_the_mirrored_files_tests_come_first_and_then_those_of_its_folder() -> N
     ]  # fmt: skip
 
 
-def test_what_an_import_does_is_judged_by_its_folders_tests_last() -> None:
+def test_files_take_turns_the_shortest_test_of_each_first() -> None:
+    data = coverage.CoverageData(no_disk=True)
+    seconds = {
+        "tests/b/test_b.py::test_1": 0.1, "tests/b/test_b.py::test_2": 0.2,
+        "tests/b/test_b.py::test_3": 0.3, "tests/c/test_c.py::test_1": 9.0,
+        "tests/d/test_d.py::test_1": 5.0, "tests/d/test_d.py::test_2": 6.0,
+    }  # fmt: skip
+    for test in seconds:
+        data.set_context(f"{test}|run")
+        data.add_lines({"systems/deep/a.py": [1]})
+    one = Mutant("systems/deep/a.py", "order", 1, (1,), False, 0, 1, "")
+    assert Covering(data, seconds).tests(one) == [
+        "tests/b/test_b.py::test_1", "tests/d/test_d.py::test_1", "tests/c/test_c.py::test_1",
+        "tests/b/test_b.py::test_2", "tests/d/test_d.py::test_2", "tests/b/test_b.py::test_3",
+    ]  # fmt: skip
+
+
+def test_what_an_import_does_is_judged_by_its_folders_tests_and_those_above() -> None:
     """A command that a module adds is called by tests that execute no other line of it."""
     data = coverage.CoverageData(no_disk=True)
     data.set_context("tests/far/test_b.py::test_b|run")
@@ -228,11 +245,12 @@ def test_what_an_import_does_is_judged_by_its_folders_tests_last() -> None:
     seconds = {
         "tests/systems/deep/test_c.py::test_c": 0.1, "tests/far/test_b.py::test_b": 3.0,
         "tests/systems/test_d.py::test_d": 0.1, "tests/systems/deep/test_a.py::test_a": 4.0,
+        "tests/systems/wide/test_e.py::test_e": 0.1,
     }  # fmt: skip
     one = Mutant("systems/deep/a.py", "order", 1, (1,), True, 0, 1, "")
     assert Covering(data, seconds).tests(one) == [
-        "tests/systems/deep/test_a.py::test_a", "tests/far/test_b.py::test_b",
-        "tests/systems/deep/test_c.py::test_c",
+        "tests/systems/deep/test_a.py::test_a", "tests/systems/deep/test_c.py::test_c",
+        "tests/systems/test_d.py::test_d", "tests/far/test_b.py::test_b",
     ]  # fmt: skip
     inside = replace(one, module_level=False, lines=(5,))
     assert "tests/systems/deep/test_c.py::test_c" not in Covering(data, seconds).tests(inside)
