@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from moebench.substrate.engine.decisions import Fetch, fetches, split
@@ -290,3 +291,22 @@ def test_prefill_and_the_first_layer_are_not_routed_ahead():
     ran, model = two_tokens(route=Routes(ahead=(0, 1), looks=Guess()))
     assert model.ahead == [(1, 1)]
     assert [gate[0] for gate in of(ran, OpKind.GATE)] == [0, 1, 2, 0, 2]
+
+
+def test_of_equal_predicted_scores_the_lowest_ids_are_expected():
+    many = small_shape(layers=2, experts=64)
+    model = model_of(many, [[[(0, 1)]] * 2] * 2)
+    model._predictions[1, 0] = np.tile([0.1, 0.2], 32)[None]
+    asked = []
+
+    def own(view):
+        if view.ahead:
+            asked.append(view.topk_ids_TK.tolist())
+        return view.topk_ids_TK
+
+    place = Placed(pairs=[(layer, e) for layer in range(2) for e in (0, 1)])
+    run(
+        system(place=place, route=Routes(ahead=(1,), looks=Guess(), by=own)), model,
+        slots=8, passes=2,
+    )  # fmt: skip
+    assert asked == [[[1, 3]]]
