@@ -265,7 +265,7 @@ def test_the_least_sensitive_experts_get_the_lower_width():
 def test_tolerances_that_uniform_widths_meet():
     assert widths_within(3.0, additive, 4, range(4)) == [INT2] * 4
     assert widths_within(100, additive, 4, range(4)) == [INT2] * 4
-    assert widths_within(2.73, additive, 4, range(4)) == [INT2] * 4
+    assert widths_within(2.73, additive, 4, [0, 3]) == [INT2] * 4, "the tolerance itself"
     assert widths_within(1.40, additive, 4, range(4)) == [INT4] * 4
     assert widths_within(0, additive, 4, range(4)) == [FULL] * 4
 
