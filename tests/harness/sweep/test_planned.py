@@ -121,3 +121,13 @@ def test_a_replay_has_no_seed_whatever_came_before() -> None:
             "product": {"seed": [None, 3]}}  # fmt: skip
     with pytest.raises(UsageError, match="--seed"):
         expand(plan, None)
+
+
+def test_systems_learn_from_weights_in_the_precision_of_their_own_cell() -> None:
+    """Cells of one model share its weights, whichever of them is asked for first."""
+    planned = Planned(None)
+    for dtype in (None, "int8", None):
+        spec = resolve(None, **SMALL, system="duoserve", expert_dtype=dtype)
+        learning = planned.learning(spec)
+        assert learning is not None
+        assert learning.weights.expert_dtype == dtype
