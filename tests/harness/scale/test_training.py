@@ -3,10 +3,12 @@
 import errno
 import itertools
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -491,3 +493,34 @@ def test_the_recipes_weight_decay_is_of_the_matrices_alone() -> None:
     rest, matrices = training._optimizers(model, recipe)
     assert [group["weight_decay"] for group in rest.param_groups] == [0.0]
     assert [group["weight_decay"] for group in matrices.param_groups] == [0.125]
+
+
+class _Uniform:
+    """A model of four experts whose tokens are all equally likely.
+
+    In layer 0 all tokens use the experts 0 and 1, in layer 1 each pair equally often.
+    """
+
+    shape = shape_of(CONFIG)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return torch.zeros(1)
+
+    def __call__(self, batch: torch.Tensor) -> tuple[torch.Tensor, None, list[torch.Tensor]]:
+        tokens = batch.numel()
+        first = torch.tensor([[0, 1]]).expand(tokens, 2)
+        pairs = torch.tensor([[0, 1], [2, 3]]).repeat(tokens // 2, 1)
+        return torch.zeros(*batch.shape, self.shape.vocab_size), None, [first, pairs]
+
+
+def test_the_quality_of_a_model_by_hand() -> None:
+    """Two windows of 16 tokens and one more; of the text's 100 tokens each is 5, and so here."""
+    text: Any = SimpleNamespace(
+        held_out=np.full(2 * 17 + 3, 5, dtype=np.uint16), stream=np.full(100, 5, dtype=np.uint16)
+    )
+    found = training.quality(_Uniform(), text, RECIPE)  # type: ignore[arg-type]
+    assert found == {
+        "held_out_loss": round(math.log(300), 4), "unigram_loss": round(math.log(400 / 101), 4),
+        "held_out_tokens": 32, "least_used_expert": 0.0, "experts_below_a_tenth": 2,
+        "most_used_expert": 2.0,
+    }  # fmt: skip

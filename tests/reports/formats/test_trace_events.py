@@ -64,6 +64,14 @@ def test_a_process_for_each_group_of_lanes(trace) -> None:
     assert [(e["pid"], e["args"]["name"]) for e in named] == [
         (1, "device"), (2, "link"), (3, "host"), (4, "disk"),
     ]  # fmt: skip
+    meta = [e for e in trace["traceEvents"] if e["ph"] == "M"]
+    assert all(e["ts"] == 0 for e in meta)
+    assert all(e["tid"] == 0 for e in meta if e["name"].startswith("process"))
+    sorted_by = {e["name"]: [] for e in meta}
+    for event in meta:
+        sorted_by[event["name"]].append(event["args"].get("sort_index"))
+    assert sorted_by["process_sort_index"] == [1, 2, 3, 4]
+    assert sorted_by["thread_sort_index"] == [*range(1, 9)]
     threads = {e["args"]["name"]: e["pid"] for e in trace["traceEvents"]
                if e["name"] == "thread_name"}  # fmt: skip
     assert threads == {
