@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from moebench.harness.guard import check
-from moebench.harness.guard.check import EXIT_CODES, read_references, subset
+from moebench.harness.guard.check import EXIT_CODES, SUBJECT, read_references, subset
 from moebench.harness.guard.golden import GOLDEN, check_golden
 from moebench.harness.guard.verdicts import Finding, Verdict, compare
 from moebench.substrate.engine.decisions import LayerView, Routed
@@ -46,6 +46,12 @@ def test_the_subset_covers_every_family_in_every_setting_of_smoe():
 def test_the_references_that_ship_are_those_of_the_subset():
     known = read_references(check.REFERENCES, "")
     assert known.keys() == subset().keys()
+    for name, spec in subset().items():
+        written = spec.model_dump(mode="json")
+        assert known[name]["subject"] == {one: written[one] for one in SUBJECT}, name
+        if spec.routing == "model" and spec.trace is None:
+            assert (spec.prompts, spec.seed) == (12, 0)
+            assert spec.allow_overcommit is (spec.system == "gpu-only"), name
     # Each cell that computes has a twin, in which nothing is computed.
     replayed = [cell["subject"] for cell in known.values() if cell["arithmetic"] == "none"]
     assert all(cell["subject"] in replayed for cell in known.values())
