@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from moebench.harness import console
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, PER_CORE, STORE, option
 from moebench.reports.text import counted
 from moebench.substrate.errors import UsageError
 
@@ -24,7 +24,9 @@ def accuracy(
     ] = "smoe",
     prompts: Annotated[int, option("Examples scored in each cell.", min=1)] = 50,
     seed: Annotated[int, option("Random seed for drawing the examples.", min=0)] = 0,
-    jobs: Annotated[int, option("Number of worker processes.", min=1)] = os.cpu_count() or 1,
+    jobs: Annotated[
+        int, option("Number of worker processes.", min=1, show_default=PER_CORE)
+    ] = os.cpu_count() or 1,
     out: Annotated[
         Path | None,
         option("CSV file to update; its other cells are kept [alpha.csv of the store]."),
@@ -71,7 +73,7 @@ def check(
     ] = None,
     update: Annotated[bool, option("Accept the figures measured now as the reference.")] = False,
     jobs: Annotated[
-        int, option("Number of worker processes; 0 runs in this one.", min=0)
+        int, option("Number of worker processes; 0 runs in this one.", min=0, show_default=PER_CORE)
     ] = os.cpu_count() or 1,
     junit: Annotated[
         Path | None, option("File to write the verdicts to as JUnit XML, for test reports.")

@@ -17,6 +17,7 @@ from moebench.harness.cli.parameters import (
     DATA_DIR,
     DEFAULT_STORE,
     JSON,
+    PER_CORE,
     QUICK_PROMPTS,
     QUICK_TEXTS,
     QUICK_TOKENS,
@@ -98,7 +99,7 @@ def advise(
         str | None, option("Values of α to measure first, separated by commas [0 to 0.6 by 0.1].")
     ] = None,
     jobs: Annotated[
-        int, option("Number of worker processes [one per core]; 0 runs in this one.", min=0)
+        int, option("Number of worker processes; 0 runs in this one.", min=0, show_default=PER_CORE)
     ] = os.cpu_count() or 1,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,

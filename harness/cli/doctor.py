@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moebench.harness import console
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, PER_CORE, STORE, option
 from moebench.substrate.errors import MoeBenchError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def doctor(
     variant: Annotated[
         str | None, option("Variant of the system to check: published, shipped or earlier [all].")
     ] = None,
-    jobs: Annotated[int, option("Number of worker processes.", min=1)] = os.cpu_count() or 1,
+    jobs: Annotated[
+        int, option("Number of worker processes.", min=1, show_default=PER_CORE)
+    ] = os.cpu_count() or 1,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 #: Catalogues that `moebench list` prints.
 Listing = StrEnum(
-    "Listing", "systems settings machines software workloads policies models options metrics"
+    "Listing",
+    "systems settings machines software workloads policies models options metrics commands",
 )
 
 
@@ -22,13 +23,13 @@ def list_(
     long: Annotated[
         bool,
         option(
-            "Print systems or policies in full, or options or metrics as a Markdown table.",
+            "Print systems, policies or commands in full, options or metrics as a Markdown table.",
             "--long",
         ),
     ] = False,
     json: JSON = False,
 ) -> None:
-    """List one catalogue: systems, settings, machines, models, run options, metrics, ..."""
+    """List one catalogue: systems, settings, machines, models, run options, commands, ..."""
     if what is Listing.systems:
         console.say_refused()
     if long:
@@ -70,7 +71,7 @@ def _systems() -> list[dict[str, Any]]:
 
 
 def _describe(what: Listing, json: bool) -> None:
-    """Print all systems, policies, options or figures, as the documentation does."""
+    """Print all systems, policies, options, figures or commands, as the documentation does."""
     if what in (Listing.options, Listing.metrics) and not json:
         print(markdown(what))
         return
@@ -79,8 +80,16 @@ def _describe(what: Listing, json: bool) -> None:
 
         print(policies_page(), end="")
         return
+    if what is Listing.commands and not json:
+        from moebench.harness.cli.app import app
+        from moebench.harness.cli.command_page import document as commands_page
+
+        print(commands_page(app), end="")
+        return
     if what is not Listing.systems:
-        raise UsageError(f"list {what} --long: allowed: systems, policies, options, metrics")
+        raise UsageError(
+            f"list {what} --long: allowed: systems, policies, options, metrics, commands"
+        )
     from dataclasses import asdict
 
     from moebench.systems.description import described, document, natives
@@ -123,6 +132,13 @@ def _metrics() -> list[dict[str, Any]]:
         }
         for metric in METRICS
     ]  # fmt: skip
+
+
+def _commands() -> list[dict[str, Any]]:
+    from moebench.harness.cli.app import app
+    from moebench.harness.cli.command_page import commands
+
+    return [{"command": one.name, "what": one.what} for one in commands(app)]
 
 
 def markdown(what: Listing) -> str:
@@ -248,4 +264,5 @@ _CATALOGUES = {
     Listing.systems: _systems, Listing.settings: _settings, Listing.machines: _machines,
     Listing.software: _software, Listing.workloads: _workloads, Listing.policies: _policies,
     Listing.models: _models, Listing.options: _options, Listing.metrics: _metrics,
+    Listing.commands: _commands,
 }  # fmt: skip

@@ -24,5 +24,8 @@ DATA_DIR = Annotated[
     Path | None, option("Folder of evaluation sets, or hub: [generated sets only].")
 ]
 
+#: What is shown in place of the number of cores of the computer that shows it.
+PER_CORE = "one per core"
+
 #: A quick look at a system: prompts, new tokens, and texts that a system learns from.
 QUICK_PROMPTS, QUICK_TOKENS, QUICK_TEXTS = 4, 32, 16

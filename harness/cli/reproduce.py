@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from moebench.harness import console
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, PER_CORE, STORE, option
 from moebench.reports.text import counted
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def reproduce(
     quick: Annotated[
         bool, option("Use fewer prompts; takes minutes instead of hours.", "--quick")
     ] = False,
-    jobs: Annotated[int, option("Number of worker processes.", min=1)] = os.cpu_count() or 1,
+    jobs: Annotated[
+        int, option("Number of worker processes.", min=1, show_default=PER_CORE)
+    ] = os.cpu_count() or 1,
     retry_failed: Annotated[bool, option("Run failed cells again.", "--retry-failed")] = False,
     dry_run: Annotated[bool, option("List the cells and exit.", "--dry-run")] = False,
     markdown: Annotated[bool, option("Print Markdown, with explanations.", "--markdown")] = False,
