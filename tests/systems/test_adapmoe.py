@@ -1,7 +1,8 @@
 """AdapMoE: gating, sensitivities and placement by hand, and any routing in any memory."""
 
 from collections.abc import Sequence
-from math import sqrt
+from itertools import pairwise
+from math import log, sqrt
 
 import numpy as np
 import pytest
@@ -291,3 +292,18 @@ def test_only_the_next_layer_is_searched_unless_asked():
     assert FirstMissing().layers == 1
     assert FirstMissing().predictor.layers == 1
     assert AdapMoE().prefetch == FirstMissing(layers=1)
+
+
+@pytest.mark.parametrize(
+    ("ours", "logarithms", "total"),
+    [(MIXTRAL_8X7B, -35.853973, 98.311305), (MIXTRAL_8X22B, -28.283640, 198.153733)],
+)
+def test_sensitivities_are_those_of_the_authors_files(ours, logarithms, total):
+    """Their sum and that of their logarithms, over the authors' numbers in full precision.
+
+    They fall from layer to layer but for the last one.
+    """
+    assert sum(map(log, ours)) == pytest.approx(logarithms, abs=2e-3)
+    assert sum(ours) == pytest.approx(total, abs=5e-3)
+    assert all(a > b for a, b in pairwise(ours[:-1]))
+    assert ours[-2] < ours[-1] < ours[-6]

@@ -278,3 +278,8 @@ def test_a_library_without_memory_is_an_error(library: Library) -> None:
     library.base.ggml_init = lambda wanted: None
     with pytest.raises(AssertionError, match="ggml_init failed"):
         ggml.GgmlExperts(library.base, library.cpu, F16, memory_of(1))
+
+
+def test_formats_have_the_numbers_of_the_gguf_package():
+    known = pytest.importorskip("gguf", reason="install gguf").GGMLQuantizationType
+    assert {name: known[name.upper()].value for name in ggml.TYPES} == dict(ggml.TYPES)

@@ -793,3 +793,7 @@ def test_copies_of_a_card_are_timed_in_rounds(monkeypatch: pytest.MonkeyPatch) -
     assert log == [("allocate", 2, 1000), ("device 1", "device 0")]
     monkeypatch.setattr(copies, "copy_rates", lambda *given: [3.0, 7.0, 5.0])
     assert copies.copy_rate(card, 5, pinned=True) == 7
+
+
+def test_between_256_mib_and_2_gib_are_read_in_turn() -> None:
+    assert (quick.LEAST_MEMORY, quick.MOST_MEMORY) == (2**28, 2**31)

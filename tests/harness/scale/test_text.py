@@ -206,3 +206,7 @@ def test_every_digit_is_a_token_and_every_byte_has_one() -> None:
     assert pieces.count("9") == 3
     assert "in" in pieces
     assert trained.decode(trained.encode("in 1999 ä").ids) == "in 1999 ä"
+
+
+def test_shares_of_exercises_are_percentages():
+    assert sum(EXERCISE_MIX.values()) == 100

@@ -516,3 +516,8 @@ def test_parts_are_joined_with_the_values_of_the_first(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="one of 2 parts of a split file; name the parts"):
         read(tmp_path, split(0, 2, b"a"))
     assert [t.name for t in read(tmp_path, split(0, 1, b"a")).tensors] == ["a"]
+
+
+def test_blocks_of_every_type_until_nvfp4_are_known() -> None:
+    known = {one.value for one in gguf.GGMLQuantizationType}
+    assert {number for number in known if number <= gguf.GGMLQuantizationType.NVFP4} == {*BLOCKS}

@@ -8,7 +8,7 @@ import pytest
 
 from moebench.harness.advise.budget import runs
 from moebench.harness.advise.budget.choose import Candidate, Demand
-from moebench.harness.advise.budget.runs import _floor
+from moebench.harness.advise.budget.runs import ALPHAS, _floor
 from moebench.harness.guard.accuracy_table import scoring_of
 from moebench.results import intervals
 from moebench.results.samples import TokenSample
@@ -230,3 +230,7 @@ def test_few_texts_are_for_systems_that_are_trained() -> None:
     assert made._shown("daop") == {"system": "daop", "calibrate_texts": 16}
     assert made._shown("moe-ondemand") == "moe-ondemand"
     assert runs.Runs({}, None, None, Path("s"), 0)._shown("daop") == "daop"
+
+
+def test_the_first_values_of_alpha_are_those_of_smoes_table_that_help_names():
+    assert [round(10 * alpha, 6) for alpha in ALPHAS] == [*range(7)]
