@@ -176,7 +176,12 @@ def test_a_stored_run_says_how_to_run_it_again_and_writes_its_timeline(
 
     monkeypatch.setattr(api, "carry_out", carry_out)
     monkeypatch.setattr(run_time, "Announcer", Announcer)
-    monkeypatch.setattr(console, "progress", lambda what, also=None: nullcontext(said.append(what)))
+
+    def progress(what: str, also: Any = None) -> Any:
+        said.append(what)
+        return nullcontext()
+
+    monkeypatch.setattr(console, "progress", progress)
     monkeypatch.setattr(timelines, "write_timeline", lambda *given: said.append(given))
     command._run(spec, None, Path("store"), True, Path("t.json"), True, 1.5, ", seed 3")
     assert said == [

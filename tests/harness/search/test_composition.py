@@ -7,17 +7,20 @@ import pytest
 from optuna.trial import FixedTrial
 
 from moebench.harness.search.composition import (
+    _DEFAULTS,
     _NUMBER,
     BASE,
+    RUNTIME,
     Space,
     _param,
     _suggest,
     refusal,
     space_of,
 )
+from moebench.substrate.engine.system import System
 from moebench.systems.options import build, describe
 from moebench.systems.registry import DECISIONS, SYSTEMS
-from moebench.systems.space import Dimension
+from moebench.systems.space import Dimension, dimensions
 
 #: Systems with decisions that a search does not choose: they know the future, train networks, hold
 #: records in several forms or change what is computed.
@@ -203,3 +206,10 @@ def test_a_value_is_the_parameters_that_choose_it(
     assert {type(found) for found in _param(one, value).values()} <= {
         str, int if one.kind == "integer" else float
     }  # fmt: skip
+
+
+def test_a_systems_own_defaults_are_the_first_values_that_a_search_knows():
+    defaults = {one.option: one.default for one in dimensions("", "", System)}
+    written = {name: "null" if defaults[name] is None else str(defaults[name]) for name in RUNTIME}
+    assert written == {name: values[0] for name, values in RUNTIME.items()}
+    assert written == _DEFAULTS
