@@ -34,6 +34,7 @@ from moebench.results.store import Store
 from moebench.substrate.engine.decisions import Routed
 from moebench.substrate.machines.protocol import Lane
 from moebench.systems.smoe import ExpertCacheRouter
+from tests.harness.reproduce.given import with_runs
 from tests.systems.views import view
 
 EXPERIMENTS = (
@@ -612,3 +613,16 @@ def test_curves_of_alpha_by_hand() -> None:
     # A TPOT that no α of the fit reaches is answered by the largest.
     steep = np.array([4.0, 0.0, 3.0, 2.0])
     assert thresholds.pick_error(np.array([0.0, 0.1, 0.2, 0.3]), steep) > 0.05
+
+
+def test_figures_against_baselines_are_of_the_main_experiment(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = with_runs(monkeypatch, document(tpot=2.0), document("hybrimoe", tpot=4.0))
+    found = measures.main(measures.change(TPOT))(evidence)
+    assert asked == [experiments.MAIN]
+    assert found.value == pytest.approx(-50)
+    assert found.conditions == (
+        "2 prompts of 3 new tokens; passages; model routing, hf-eager; best of four baselines in "
+        "each cell"
+    )
