@@ -50,6 +50,12 @@ def test_a_search_is_read(tmp_path: Path) -> None:
     (found,), damaged = read_searches(tmp_path)
     assert damaged == []
     assert found.model_dump()["history"] == SEARCH["history"]
+    pair = SEARCH | {"history": [{"trial": 4, "values": [1.5, 0.25]}]}
+    written(tmp_path, json.dumps(pair))
+    (trial,) = read_searches(tmp_path)[0][0].history
+    assert trial.model_dump() == {
+        "trial": 4, "values": [1.5, 0.25], "system": None, "stopped": False
+    }  # fmt: skip
     (place,) = found.places
     assert place.found is not None
     assert place.found.set == {"evict": "lfru", "assign": "host"}
@@ -62,6 +68,7 @@ def test_a_search_is_read(tmp_path: Path) -> None:
         "", "{", "[]", "null", "{}", "[" * 100_000, '{"search": 1}',
         json.dumps(SEARCH | {"history": [{"trial": 0, "values": []}]}),
         json.dumps(SEARCH | {"history": [{"trial": 0, "values": [float("nan")]}]}),
+        json.dumps(SEARCH | {"history": [{"trial": 0, "values": [1.0, 2.0, 3.0]}]}),
         json.dumps(SEARCH | {"places": 5}),
         json.dumps(SEARCH | {"trials": {"evaluated": "many"}}),
         json.dumps(SEARCH | {"places": [SEARCH["places"][0] | {"found": {"name": "x"}}]}),

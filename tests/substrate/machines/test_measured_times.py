@@ -57,6 +57,21 @@ def test_measured_times_are_not_negative(field: str) -> None:
         measured(**{field: -1})
 
 
+def test_points_have_rows_and_copies_make_nothing_faster() -> None:
+    least = Point(rows=1, ns=0)
+    assert (least.pairs, least.spread) == (0, 0)
+    for change in ({"rows": 0}, {"pairs": -1}, {"ns": -1}, {"spread": -0.1}):
+        (field,) = change
+        with pytest.raises(ValidationError, match=field):
+            Point(**{"rows": 1, "pairs": 0, "ns": 5.0, "spread": 0.0, **change})
+    assert (measured().beside_copies, measured().read_alone_ns, measured().host.keys()) == (
+        1, 0, {OpKind.EXPERT},
+    )  # fmt: skip
+    assert measured(beside_copies=1.0).beside_copies == 1
+    with pytest.raises(ValidationError, match="beside_copies"):
+        measured(beside_copies=0.99)
+
+
 PROFILE = load_profile("a6000").model_copy(update={"measured": measured()})
 COSTS = cost_model(PROFILE, OLMOE, "bf16")
 

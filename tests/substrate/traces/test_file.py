@@ -323,3 +323,23 @@ def test_a_full_disk_leaves_no_array_behind(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "greatest"), [("num_moe_layers", 10_000), ("num_experts", 65_536), ("top_k", 65_536)]
+)
+def test_dimensions_of_a_trace_are_whole_numbers_within_limits(name: str, greatest: int) -> None:
+    good = {"model": "m", "workload": "w", "num_moe_layers": 2, "num_experts": 4, "top_k": 1}
+    for value in (1, greatest):
+        assert getattr(Header.model_validate(good | {name: value}), name) == value
+    for wrong in (0, greatest + 1, 2.0, "2"):
+        with pytest.raises(ValueError, match=name):
+            Header.model_validate(good | {name: wrong})
+
+
+@pytest.mark.parametrize(("experts", "named"), [(1, "uint8"), (256, "uint8"), (257, "uint16")])
+def test_ids_of_256_experts_fit_in_a_byte(experts: int, named: str) -> None:
+    header = Header(model="m", workload="w", num_moe_layers=2, num_experts=experts, top_k=1)
+    assert header.ids_type == named
+    assert np.iinfo(named).max >= experts - 1
+    assert (header.version, header.ids_order, header.lossless) == (VERSION, "score", True)
