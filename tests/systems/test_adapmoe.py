@@ -97,7 +97,11 @@ def test_another_number_of_layers_is_one_line():
 
 def test_the_authors_figures():
     assert (len(MIXTRAL_8X7B), len(MIXTRAL_8X22B)) == (32, 56)
-    for known in (MIXTRAL_8X7B, MIXTRAL_8X22B):
+    for known, total in ((MIXTRAL_8X7B, 98.31029), (MIXTRAL_8X22B, 198.15146)):
+        assert sum(known) == pytest.approx(total, abs=1e-7)  # of the figures as printed
+        # The deeper the layer, the less sensitive, but for the last.
+        assert [*known[:-1]] == sorted(known[:-1], reverse=True)
+        assert known[-1] > known[-2]
         assert measured_by_the_authors(len(known)) == pytest.approx(known)
     # run.py's thresholds of the first and the last but one layer.
     limits = AdaptiveGating().limits(shape(8, 2, 32))
