@@ -549,6 +549,15 @@ def test_bytes_of_weights_by_hand():
     assert [group_of(n) for n in (256, 192, 96, 100, 7, 130, 254)] == [128, 64, 32, 100, 7, 65, 127]
 
 
+@given(st.integers(1, 20_000))
+def test_groups_divide_a_row_and_are_as_large_as_can_be(inputs):
+    """A prime row beyond the largest group has groups of one weight."""
+    fitting = [size for size in (128, 64, 32) if inputs % size == 0]
+    largest = max(size for size in range(1, 129) if inputs % size == 0)
+    assert group_of(inputs) == (fitting[0] if fitting else largest)
+    assert (group_of(131), group_of(127), group_of(129)) == (1, 127, 43)
+
+
 def test_what_cannot_be_quantised_is_refused():
     check_quantises(with_(expert_width=8), "int4")
     check_quantises(with_(hidden_size=12, expert_width=8), "row-int2")
