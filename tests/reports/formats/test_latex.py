@@ -95,11 +95,16 @@ def test_columns_of_words_share_seven_tenths_of_the_line() -> None:
 
 
 def test_only_the_numbers_of_a_column_of_numbers_are_aligned() -> None:
-    rows = (("1.5 x", "-1,000.5"), ("2.25", "–"), ("3", "−7.125"))
-    text = latex(TextTable("t", ("a", "b"), (rows,)))
-    assert r"2.25 & -- \\" in text, "a dash is no number"
-    assert r"1.5 x & -1,000.5\phantom{00} \\" in text
-    assert r"3 & $-$7.125 \\" in text
+    rows = (("1.5 x", "-1,000.5", "1.5"), ("2.25", "–", "2"), ("3", "−7.125", "n/a, 3"))
+    text = latex(TextTable("t", ("a", "b", "c"), (rows,)))
+    assert r"\begin{tabular}{rrl}" in text, "a number may be followed by words"
+    assert "\n".join([
+        r"1.5 x & -1,000.5\phantom{00} & 1.5 \\",
+        r"2.25 & -- & 2 \\",
+        r"3\phantom{.00} & $-$7.125 & n/a, 3 \\",
+    ]) in text  # fmt: skip
+    words = latex(TextTable("t", ("c",), ((("1.5",), ("2",), ("x",)),)))
+    assert "phantom" not in words
     same = latex(TextTable("t", ("b",), ((("1.5",), ("2.5",)),)))
     assert "phantom" not in same
 
