@@ -134,3 +134,16 @@ def test_over_equal_values_a_ratio_is_a_mean(values: list[float]) -> None:
 )  # fmt: skip
 def test_an_interval_that_ends_at_zero_does_not_exclude_it(low, high, excludes):
     assert Estimate(1.0, low, high, 3).excludes_zero is excludes
+
+
+def test_one_prompt_on_a_side_has_a_difference_without_an_interval():
+    one, many = [(1.0, 1.0)], [(2.0, 1.0), (4.0, 1.0), (6.0, 1.0)]
+    assert difference(one, many, paired=False) == (3.0, None, None, 1)
+    assert difference(many, one, paired=False) == (-3.0, None, None, 1)
+    assert difference(many[:2], many[:2], paired=False).n == 4
+
+
+def test_samples_without_spread_differ_exactly():
+    found = difference([(1.0, 1.0)] * 3, [(2.0, 1.0)] * 2, paired=False)
+    assert found == (1.0, 1.0, 1.0, 5)
+    assert found.excludes_zero

@@ -20,6 +20,7 @@ from moebench.systems.adapmoe import (
     AdaptiveGating,
     FirstMissing,
     PlaceBySplit,
+    chosen_scores,
     dropped,
     measured_by_the_authors,
 )
@@ -295,3 +296,11 @@ def test_only_the_next_layer_is_searched_unless_asked():
     assert FirstMissing().layers == 1
     assert FirstMissing().predictor.layers == 1
     assert AdapMoE().prefetch == FirstMissing(layers=1)
+
+
+def test_scores_of_chosen_experts_are_those_of_decoded_tokens():
+    ids = np.array([[[0, 1]], [[2, 0]], [[3, 2]]])
+    scores = np.array([[[0.5, 0.3, 0.1, 0.1]], [[0.25, 0.0, 0.5, 0.25]], [[0.0, 0.0, 0.25, 0.75]]])
+    found = chosen_scores(RoutedSequence(ids, 1, scores))
+    assert found.tolist() == [[[0.5, 0.25]], [[0.75, 0.25]]]
+    assert chosen_scores(RoutedSequence(ids, 1)).tolist() == [[[1, 1]], [[1, 1]]]

@@ -67,6 +67,7 @@ BROKEN: list[tuple[str | dict[str, Any], str]] = [
     ("[1]", "is a list, not a JSON object; allowed: one JSON object per line"),
     ("null", "is null, not a JSON object"),
     ('{"id": "a", "id": "b"}', 'key "id" is given more than once'),
+    ('{"id": "a", "prompt": "p", "prompt": "q"}', 'key "prompt" is given more than once'),
     (FREE | {"hint": 1}, 'unknown key "hint"; allowed: id, prompt, choices, answer, answers'),
     ({"id": "a/1"}, "missing key prompt, choices, answer, answers, split; allowed: all of id"),
     (FREE | {"id": 3}, "id is a number (3); allowed: a non-empty string"),

@@ -1,5 +1,6 @@
 """Traces in folders: complete or absent, streamed, and refused in one line when broken."""
 
+import hashlib
 import json
 import os
 import resource
@@ -215,6 +216,16 @@ def reshape(path: Path, name: str, shape: list[int]) -> None:
     change(path, arrays=arrays | {name: arrays[name] | {"shape": shape}})
 
 
+def fewer(path: Path, name: str) -> None:
+    """Write a whole array of a row less, with its own hash."""
+    file = path / f"{name}.npy"
+    np.save(file, np.load(file)[1:])
+    arrays = json.loads((path / "trace.json").read_text())["arrays"]
+    shape, digest = arrays[name]["shape"], hashlib.sha256(file.read_bytes()).hexdigest()
+    fewer_rows = {"shape": [shape[0] - 1, *shape[1:]], "sha256": digest}
+    change(path, arrays=arrays | {name: arrays[name] | fewer_rows})
+
+
 def further(path: Path, name: str) -> None:
     """Change a trace's header so that array ``name`` holds predictions two layers ahead."""
     change(path, predictions={"gate": {"array": "predicted", "made": "", "further": [name]}})
@@ -248,6 +259,7 @@ def flip(file: Path) -> None:
         (lambda p: change(p, surprise=1), "surprise"),
         (lambda p: reshape(p, "embedding", [2, 4]), r"embedding\.npy is <f2 \(1, 4\)"),
         (lambda p: reshape(p, "hidden", [5, LAYERS + 1, 4]), r"hidden has rows of \(4, 4\)"),
+        (lambda p: fewer(p, "phase"), r"phase.npy has 4 rows"),
         (lambda p: further(p, "predicted_2"), "has no array predicted_2"),
         (lambda p: further(p, "predicted"), r"predicted has rows of \(2, 5\), not \(1, 5\)"),
     ],
@@ -343,3 +355,27 @@ def test_ids_of_256_experts_fit_in_a_byte(experts: int, named: str) -> None:
     assert header.ids_type == named
     assert np.iinfo(named).max >= experts - 1
     assert (header.version, header.ids_order, header.lossless) == (VERSION, "score", True)
+
+
+def test_arrays_are_a_mapping_whose_names_need_no_reading(path, monkeypatch):
+    write(path, whole_rows(0, 2, 3))
+    arrays = open_trace(path).arrays
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("an array is read"))
+    names = [*arrays]
+    assert len(arrays) == len(names) == len({*names})
+    assert {"ids", "sequence", "position", "phase", "chosen", "scores"} <= {*names}
+    assert "nothing" not in arrays
+    with pytest.raises(KeyError, match="nothing"):
+        arrays["nothing"]
+
+
+def test_shapes_that_no_array_can_have_are_refused(path):
+    write(path, whole_rows(0, 2, 3))
+    whole = (path / "trace.json").read_text()
+    reshape(path, "scores", [5, -1, 4])
+    with pytest.raises(InputError, match=r"a broken trace, scores has shape \(5, -1, 4\); record"):
+        open_trace(path)
+    arrays = json.loads(whole)["arrays"]
+    change(path, arrays=arrays | {"colours": arrays["ids"]})
+    with pytest.raises(InputError, match="a broken trace, unknown array 'colours'; record or"):
+        open_trace(path)
