@@ -261,3 +261,7 @@ def test_among_many_equal_probabilities_the_lowest_ids_are_selected():
     assert found == wanted[: len(found)]
     assert p_E[found].sum() > 0.6 >= p_E[found[:-1]].sum()
     assert selected(p_E, 0.0, 250) == wanted[:250]
+
+
+def test_nothing_is_learnt_before_the_calibration():
+    assert build("finemoe").prefetch.learnt == {}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moebench.substrate.errors import InputError
-from moebench.workloads.data import read_examples
+from moebench.workloads.data import _kind, read_examples
 
 FREE: dict[str, Any] = {
     "id": "a/1", "prompt": "How many?", "choices": None, "answer": "7", "answers": None,
@@ -153,3 +153,14 @@ def test_reads_every_file_of_the_evaluation_data(data_dir: Path) -> None:
     assert len(files) >= 23
     for path in files:
         assert len(read_examples(path)) == path.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "null"), (True, "true"), (False, "false"), ([], "an empty list"), ([1], "a list"),
+        ({}, "an object"), ("x", 'a string ("x")'), (3, "a number (3)"), (0.5, "a number (0.5)"),
+    ],
+)  # fmt: skip
+def test_values_are_named_as_json_names_them(value: object, said: str) -> None:
+    assert _kind(value) == said

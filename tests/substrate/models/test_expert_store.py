@@ -97,3 +97,17 @@ def test_a_full_disk_is_refused_before_writing(
         f"{tmp_path / 'x'}: the expert records need 2.5 GB, 2 GB are free there; free some or give "
         "another --store"
     )
+
+
+def test_a_run_that_waited_for_another_one_uses_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run finishes between the first look and the lock."""
+    looks = iter([False, True])
+    monkeypatch.setattr(ExpertStore, "_finished", lambda self: next(looks))
+    monkeypatch.setattr(ExpertStore, "_write", lambda *_: pytest.fail("it is written again"))
+    path = tmp_path / "x.bin"
+    store = ExpertStore.build(DummyWeights(SHAPE), path, torch.float32)
+    assert store.path == path
+    assert [*looks] == []
+    assert not path.with_suffix(".partial").exists()

@@ -96,3 +96,16 @@ def test_margins_of_the_tokens_that_were_written() -> None:
         torch.tensor([[9.0, 1, 2], [1, 1, 0]]),
     ]
     np.testing.assert_allclose(margins(steps, [1, 2]), [0.5, 3.0, 0.0])
+
+
+def test_writing_goes_on_until_every_text_has_ended(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter([[7, 3], [9, 7], [1, 1], [2, 2]])
+    monkeypatch.setattr(decoder, "head", lambda: next(steps))
+    assert write(decoder, PROMPTS, 4, stop=7) == [[], [3]]
+    assert next(steps) == [1, 1], "both have ended after two steps"
+    steps = iter([[7, 3], [9, 8]])
+    assert write(decoder, PROMPTS, 2, stop=7) == [[], [3, 8]], "nothing follows an end"
+    steps = iter([[7, 3], [9, 8]])
+    assert write(decoder, PROMPTS, 2, stop=None) == [[7, 9], [3, 8]]
