@@ -111,3 +111,21 @@ def test_a_run_that_waited_for_another_one_uses_its_store(
     assert store.path == path
     assert [*looks] == []
     assert not path.with_suffix(".partial").exists()
+
+
+def test_a_disk_that_fills_up_while_records_are_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ExpertStore, "_write", full)
+    path = tmp_path / "x.bin"
+    total = ExpertStore(path, SHAPE, torch.float32).total_bytes
+    with pytest.raises(CheckpointError) as caught:
+        ExpertStore.build(DummyWeights(SHAPE), path, torch.float32)
+    assert str(caught.value) == (
+        f"{path}: the expert records could not be written (No space left on device); free "
+        f"{total * 1e-9:.3g} GB there, or give another --store"
+    )
+    assert [*tmp_path.iterdir()] == []
