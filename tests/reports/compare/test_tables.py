@@ -409,8 +409,11 @@ def test_non_expert_weights_are_a_small_share_in_every_model(name: str) -> None:
     assert common <= COMMON_SHARE_QUANTISED * count * shape.expert_bytes("int4")
 
 
-@pytest.mark.parametrize(("older", "more"), [(1, ""), (5, ""), (6, ", ...")])
-def test_at_most_five_older_runs_are_named(older: int, more: str) -> None:
+@pytest.mark.parametrize(
+    ("older", "said", "more"),
+    [(1, "1 run is", ""), (5, "5 runs are", ""), (6, "6 runs are", ", ...")],
+)
+def test_at_most_five_older_runs_are_named(older: int, said: str, more: str) -> None:
     runs = [ran("lru", 50.0) for _ in range(older + 1)]
     for at, one in enumerate(runs):
         one["run_id"] = f"r{at}"
@@ -418,7 +421,7 @@ def test_at_most_five_older_runs_are_named(older: int, more: str) -> None:
     found = comparisons(runs)
     names = ", ".join(f"r{at}" for at in range(min(5, older)))
     assert found.left_out == (
-        f"{older} runs are left out, as a newer run of the same spec used other code, weights, "
+        f"{said} left out, as a newer run of the same spec used other code, weights, "
         f"prompts or hardware figures: {names}{more}",
     )
     (table,) = found.tables
