@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moebench.results.store import FILE_NAME, SCHEMA_VERSION, Store, _retry, run_key
+from moebench.results.store import CHANGED, FILE_NAME, SCHEMA_VERSION, Store, _retry, run_key
 from moebench.results.validation import LANES
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 from moebench.substrate.machines.protocol import Lane
@@ -405,3 +405,17 @@ def test_a_busy_store_is_tried_again_and_other_errors_are_not(
     with pytest.raises(sqlite3.OperationalError):
         _retry(action)
     assert outcomes == [None], "the time is over"
+
+
+def test_a_document_that_was_edited_says_so_before_its_own_notes(store: Store) -> None:
+    for name, notes in (("abc", ["mine"]), ("abd", None)):
+        store.put(document(name, notes=notes))
+    store.put(document("abe", notes=["kept"]))
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE runs SET document = json_set(document, '$.extra', 1) "
+                   "WHERE run_id < 'abe'")  # fmt: skip
+    first, second, third = store.runs()
+    assert (first["notes"], second["notes"], third["notes"]) == (
+        [CHANGED, "mine"], [CHANGED], ["kept"],
+    )  # fmt: skip
+    assert (first["badge"], third["badge"]) == (f"datasheet, {CHANGED}", "datasheet")
