@@ -103,10 +103,16 @@ def test_a_run_that_waited_for_another_one_uses_its_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other run finishes between the first look and the lock."""
-    looks = iter([False, True])
-    monkeypatch.setattr(ExpertStore, "_finished", lambda self: next(looks))
-    monkeypatch.setattr(ExpertStore, "_write", lambda *_: pytest.fail("it is written again"))
     path = tmp_path / "x.bin"
+    looks = iter([False, True])
+
+    def finished(store: ExpertStore) -> bool:
+        if found := next(looks):
+            path.with_suffix(".partial").replace(path)  # as the other run does
+        return found
+
+    monkeypatch.setattr(ExpertStore, "_finished", finished)
+    monkeypatch.setattr(ExpertStore, "_write", lambda *_: pytest.fail("it is written again"))
     store = ExpertStore.build(DummyWeights(SHAPE), path, torch.float32)
     assert store.path == path
     assert [*looks] == []

@@ -89,7 +89,12 @@ def test_a_text_that_was_read_can_be_taken_as_decoded(tmp_path):
     ("arrays", "says"),
     [
         ({"seq": np.zeros(3, np.int32)}, "seq is"),
-        ({"seq": np.array([1, 0, 0, 0], np.int32)}, "seq decreases"),
+        ({"seq": np.array([1, 0, 0, 0], np.int32)}, "seq decreases to 0 at token 1; sequences"),
+        ({"seq": np.array([0, 0, 2, 1], np.int32)}, "seq decreases to 1 at token 3; sequences"),
+        (
+            {"seq": np.zeros(4, np.int32), "phase": np.array([0, 1, 1, 0], np.uint8)},
+            "phase goes from 1, decode, back to 0, prefill, at token 3 of one sequence",
+        ),
         ({"ids": IDS[:, :, 0]}, "ids is"),
         ({"ids": IDS + 3}, "names expert 6 of 6"),
         ({"ids": np.zeros_like(IDS)}, "same expert twice"),
