@@ -296,8 +296,8 @@ def test_changed_bytes_are_read_or_refused_with_one_line(
     ("content", "says"),
     [
         (b"", "empty file"),
-        (b"PK\x03\x04" * 20, "does not begin with GGUF"),
-        (b"GGUF" + struct.pack("<IQQ", 1, 1, 1), "GGUF version 1"),
+        (b"PK\x03\x04" * 20, "does not begin with GGUF; allowed: a GGUF file"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 1, 1), "GGUF version 1; allowed: 2 and 3; convert it again"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 1), "claims 9223372036854775808 tensors"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 2**40), "claims 1099511627776 key-values"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 2**62), "bytes of text"),
@@ -666,5 +666,9 @@ def test_data_of_an_unknown_type_ends_where_the_next_tensors_begins(
     assert [(t.name, t.kind, t.size_bytes) for t in found.tensors] == [
         ("a", "type 99", 512), ("c", "type 98", 60), ("b", "f32", 32),
     ]  # fmt: skip
-    with pytest.raises(CheckpointError, match="'c' has the unknown type 98, and its data is not"):
+    with pytest.raises(CheckpointError) as caught:
         _header(path, keys, tensors, bytes(padding + 640))
+    assert str(caught.value) == (
+        f"{path}: tensor 'c' has the unknown type 98, and its data is not in the file, so that "
+        "its size is unknown; give the whole file"
+    )
