@@ -297,7 +297,7 @@ def test_changed_bytes_are_read_or_refused_with_one_line(
     [
         (b"", "empty file"),
         (b"PK\x03\x04" * 20, "does not begin with GGUF; allowed: a GGUF file"),
-        (b"GGUF" + struct.pack("<IQQ", 1, 1, 1), "GGUF version 1; allowed: 2 and 3; convert it again"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 1, 1), "version 1; allowed: 2 and 3; convert it again"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 1), "claims 9223372036854775808 tensors"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 2**40), "claims 1099511627776 key-values"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 2**62), "bytes of text"),

@@ -216,14 +216,13 @@ def reshape(path: Path, name: str, shape: list[int]) -> None:
     change(path, arrays=arrays | {name: arrays[name] | {"shape": shape}})
 
 
-def fewer(path: Path, name: str) -> None:
-    """Write a whole array of a row less, with its own hash."""
+def rewrite(path: Path, name: str, change_array) -> None:
+    """Write another whole array, with its own dimensions and hash."""
     file = path / f"{name}.npy"
-    np.save(file, np.load(file)[1:])
+    np.save(file, change_array(np.load(file)))
     arrays = json.loads((path / "trace.json").read_text())["arrays"]
-    shape, digest = arrays[name]["shape"], hashlib.sha256(file.read_bytes()).hexdigest()
-    fewer_rows = {"shape": [shape[0] - 1, *shape[1:]], "sha256": digest}
-    change(path, arrays=arrays | {name: arrays[name] | fewer_rows})
+    digest, dims = hashlib.sha256(file.read_bytes()).hexdigest(), list(np.load(file).shape)
+    change(path, arrays=arrays | {name: arrays[name] | {"shape": dims, "sha256": digest}})
 
 
 def further(path: Path, name: str) -> None:
@@ -259,7 +258,13 @@ def flip(file: Path) -> None:
         (lambda p: change(p, surprise=1), "surprise"),
         (lambda p: reshape(p, "embedding", [2, 4]), r"embedding\.npy is <f2 \(1, 4\)"),
         (lambda p: reshape(p, "hidden", [5, LAYERS + 1, 4]), r"hidden has rows of \(4, 4\)"),
-        (lambda p: fewer(p, "phase"), r"phase.npy has 4 rows"),
+        (lambda p: rewrite(p, "phase", lambda a: a[1:]), r"phase\.npy has 4 rows"),
+        (lambda p: rewrite(p, "predicted", lambda a: a[1:]), "predicted has 2 rows for 3 tokens"),
+        (lambda p: rewrite(p, "embedding", lambda a: a[1:]), "trace, embedding has 0 rows; rec"),
+        (
+            lambda p: rewrite(p, "phase", lambda a: a[::-1].copy()),
+            "sequence 0 goes from decode back to prefill",
+        ),
         (lambda p: further(p, "predicted_2"), "has no array predicted_2"),
         (lambda p: further(p, "predicted"), r"predicted has rows of \(2, 5\), not \(1, 5\)"),
     ],
@@ -379,3 +384,11 @@ def test_shapes_that_no_array_can_have_are_refused(path):
     change(path, arrays=arrays | {"colours": arrays["ids"]})
     with pytest.raises(InputError, match="a broken trace, unknown array 'colours'; record or"):
         open_trace(path)
+
+
+def test_an_array_that_is_read_later_has_a_row_for_each_token(path):
+    write(path, whole_rows(0, 2, 3))
+    rewrite(path, "hidden", lambda array: array[1:])
+    trace = open_trace(path)
+    with pytest.raises(InputError, match=r"a broken trace, hidden\.npy has 4 rows; record"):
+        _ = trace.hidden_TLH
