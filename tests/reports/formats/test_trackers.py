@@ -488,6 +488,20 @@ def test_a_changed_run_of_mlflow_gets_new_values_and_no_second_run(
     assert told(client, "end") == [("m0", "FINISHED", 1000250)]
 
 
+def test_the_order_of_a_runs_fields_is_no_change(client: type[FakeClient]) -> None:
+    one = made()
+    assert write_mlflow([one], "uri", unseen) == 1
+    turned = made(
+        config={"spec": dict(reversed(one.config["spec"].items()))},
+        metrics=dict(reversed(one.metrics.items())), tags=dict(reversed(one.tags.items())),
+    )  # fmt: skip
+    assert write_mlflow([turned], "uri", unseen) == 0
+    for change in ({"metrics": {"tpot_ms": 1.25}}, {"tags": {"badge": "measured"}},
+                   {"config": {"spec": {"system": "lru"}}}):  # fmt: skip
+        assert write_mlflow([made(**change)], "uri", unseen) == 1
+    assert len(client.runs) == 1
+
+
 @pytest.mark.parametrize(
     ("raised", "reason"), [(OSError("no disk\nat all"), "no disk"), (OSError(" "), "OSError")]
 )
