@@ -203,3 +203,11 @@ def test_another_seed_width_or_number_of_epochs_is_another_artefact(tmp_path: Pa
                     HashOptions(4, 2, 0), HashOptions(4, 1, 0)):  # fmt: skip
         assert isinstance(trained(given, EXPERTS, options, tmp_path), HashFunction)
     assert len([*tmp_path.glob("hash-function-*.safetensors")]) == 4
+
+
+def test_equal_losses_are_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them is the best, and five more epochs end the training."""
+    monkeypatch.setattr(hash_function, "losses", lambda logits, *_: (logits * 0).sum() + 0.25)
+    network = trained(texts(2), EXPERTS, HashOptions(4, 20, 0), tmp_path)
+    note = network.note
+    assert (note["best_epoch"], note["epochs"], note["loss"]) == ("1", "6", "0.2500")
