@@ -85,6 +85,8 @@ _DEFAULTS: dict[str, object] = {"choices": None, "answers": None}
 def _records(found: HubSet, wanted: str, data_dir: Path) -> list[tuple[str, dict[str, object]]]:
     mirror = str(data_dir).removeprefix(PREFIX)
     path = str(Path(mirror) / found.repository) if mirror else found.repository
+    if mirror and not Path(path).is_dir():
+        raise InputError(f"{path}: no such folder; --data-dir hub:DIR holds OWNER/NAME folders")
     records = []
     for config in found.configs:
         for number, row in enumerate(_rows(path, config, wanted), start=1):
@@ -108,8 +110,6 @@ def _rows(path: str, config: str | None, split: str) -> list[Row]:
             "the hub is read through datasets, which is not installed; "
             "pip install moebench[hub], or give --data-dir DIR"
         ) from None
-    if path.startswith(("/", ".")) and not Path(path).is_dir():
-        raise InputError(f"{path}: no such folder; --data-dir hub:DIR holds OWNER/NAME folders")
     try:
         return list(datasets.load_dataset(path, config, split=split))
     except Exception as error:  # network, hub and format errors share no other base

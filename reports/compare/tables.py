@@ -39,6 +39,7 @@ from moebench.reports.compare.rows import (
     with_ratios,
 )
 from moebench.reports.compare.times import Times
+from moebench.reports.text import counted
 from moebench.results.document import Document, dig
 from moebench.substrate.errors import UsageError
 
@@ -129,9 +130,10 @@ def comparisons(
     if older:
         names = ", ".join(str(run["run_id"]) for run in older[:5])
         more = ", ..." if len(older) > 5 else ""
+        are = "is" if len(older) == 1 else "are"
         left_out.append(
-            f"{len(older)} runs are left out, as a newer run of the same spec used other code, "
-            f"weights, prompts or hardware figures: {names}{more}"
+            f"{counted(len(older), 'run')} {are} left out, as a newer run of the same spec used "
+            f"other code, weights, prompts or hardware figures: {names}{more}"
         )
     places: dict[ComparisonGroup, list[Document]] = {}
     for run in kept:

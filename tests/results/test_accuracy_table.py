@@ -87,6 +87,11 @@ def test_a_failed_write_leaves_the_old_table(tmp_path: Path) -> None:
         ("alpha", "-0.05", "alpha: '-0.05': Input should be greater"),
         ("n", "0", "n: '0': Input should be greater than or equal to 1"),
         ("n", "many", "n: 'many': Input should be a valid integer"),
+        ("stderr", "50.1", "stderr: '50.1': Input should be less than or equal to 50"),
+        ("seed", "-1", "seed: '-1': Input should be greater than or equal to 0"),
+        ("cut", "-1", "cut: '-1': Input should be greater than or equal to 0"),
+        ("cache_ratio", "-0.1", "cache_ratio: '-0.1': Input should be greater than or equal to 0"),
+        ("chance", "-0.1", "chance: '-0.1': Input should be greater than or equal to 0"),
         ("generated", "yes", "generated: 'yes': Value error, expected true or false"),
         ("setting", "", "setting: an empty cell: Input should be a valid string"),
     ],
@@ -101,6 +106,15 @@ def test_a_wrong_value_is_named_with_its_line(
     message = str(caught.value)
     assert message.startswith(f"{path}:3: {complaint}")
     assert "\n" not in message
+
+
+def test_values_at_the_ends_of_what_is_allowed(tmp_path: Path) -> None:
+    """One question of which none or all are right has a standard error of 0, a half of 50."""
+    least = row(alpha=0.0, n=1, score=0.0, stderr=0.0, chance=0.0, agreement=0.0, kl=0.0,
+                cache_ratio=0.0, seed=0, cut=0)  # fmt: skip
+    most = row(score=100.0, stderr=50.0, chance=100.0, agreement=1.0, cache_ratio=1.0)
+    write_table(tmp_path / "alpha.csv", [most, least])
+    assert read_table(tmp_path / "alpha.csv") == [least, most]
 
 
 @pytest.mark.parametrize(

@@ -93,3 +93,13 @@ def test_a_damaged_file_is_refused(tmp_path: Path, before: str, after: str, why:
 def test_a_row_needs_a_place() -> None:
     with pytest.raises(ValueError, match="machine"):
         FieldRow.model_validate({"model": "m"})
+
+
+def test_prompts_may_start_with_an_empty_cache_but_no_shorter_one() -> None:
+    good = {"machine": "m", "model": "n", "bits": "bf16", "context": 0, "software": "s",
+            "system": "lru"}  # fmt: skip
+    assert FieldRow.model_validate(good).place == Place("m", "n", "bf16", 0)
+    assert FieldRow.model_validate(good).name == "lru"
+    for change in ({"context": -1}, {"tpot_ms": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            FieldRow.model_validate(good | change)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from moebench.results import garbage
+from moebench.results.garbage import Garbage
 from moebench.results.store import Store
-from moebench.substrate.errors import UsageError
+from moebench.substrate.errors import InputError, UsageError
 from tests.results.documents import document
 
 RUN, GONE, CELL = "0123456789ab", "ba9876543210", "00000000000c"
@@ -162,3 +163,24 @@ def test_two_recent_files_beside_an_old_one_are_counted(tmp_path: Path) -> None:
     found = garbage.find(store)
     assert len(found.garbage) == len(UNWANTED) - 2
     assert found.notes[0].startswith("2 more changed within the last hour")
+
+
+def test_what_cannot_be_removed_is_named_after_what_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = (tmp_path / name for name in ("a.gguf", "b", "c"))
+    for path in (first, third, tmp_path / "a.lock"):
+        path.touch()
+    second.mkdir()
+    for problem, said in ((OSError(16, "Device or resource busy"), "Device or resource busy"),
+                          (OSError("odd"), "odd")):  # fmt: skip
+
+        def refused(path: Path, error: OSError = problem) -> None:
+            raise error
+
+        monkeypatch.setattr("moebench.results.garbage.shutil.rmtree", refused)
+        entries = [Garbage(path, 0, "") for path in (first, second, third)]
+        with pytest.raises(InputError, match=f"^{second}: cannot be removed: {said}$"):
+            garbage.remove(entries)
+        assert [path.exists() for path in (first, second, third)] == [False, True, True]
+    assert not (tmp_path / "a.lock").exists()

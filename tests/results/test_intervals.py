@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.results.intervals import difference, mean_interval, ratio, ratio_interval
+from moebench.results.intervals import Estimate, difference, mean_interval, ratio, ratio_interval
 
 #: Student's t, 97.5 %, from any textbook's table.
 T_3, T_8 = 3.182446, 2.306004
@@ -125,3 +125,25 @@ def test_over_equal_values_a_ratio_is_a_mean(values: list[float]) -> None:
     low, high = mean_interval(values)
     mean, rounding = fmean(values), 1e-9
     assert low - rounding <= mean <= high + rounding
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "excludes"),
+    [(0.0, 2.0, False), (-2.0, 0.0, False), (-1.0, 1.0, False), (0.1, 2.0, True),
+     (-2.0, -0.1, True), (None, None, False)],
+)  # fmt: skip
+def test_an_interval_that_ends_at_zero_does_not_exclude_it(low, high, excludes):
+    assert Estimate(1.0, low, high, 3).excludes_zero is excludes
+
+
+def test_one_prompt_on_a_side_has_a_difference_without_an_interval():
+    one, many = [(1.0, 1.0)], [(2.0, 1.0), (4.0, 1.0), (6.0, 1.0)]
+    assert difference(one, many, paired=False) == (3.0, None, None, 1)
+    assert difference(many, one, paired=False) == (-3.0, None, None, 1)
+    assert difference(many[:2], many[:2], paired=False).n == 4
+
+
+def test_samples_without_spread_differ_exactly():
+    found = difference([(1.0, 1.0)] * 3, [(2.0, 1.0)] * 2, paired=False)
+    assert found == (1.0, 1.0, 1.0, 5)
+    assert found.excludes_zero

@@ -181,3 +181,65 @@ def test_ends_and_percentiles_of_a_time_stand_beside_it() -> None:
         assert not metric.key.endswith(("_low_ms", "_high_ms", "_p50_ms")) or metric.time
     assert (metric_of("hit_ratio").factor, metric_of("bytes_h2d").factor) == (100, 1e-9)
     assert metric_of("tpot_ms").factor == 1
+
+
+def test_each_figure_has_the_scale_of_its_unit() -> None:
+    """Stored bytes are shown in GB, shares in percent; all else is stored in the unit shown."""
+    for metric in METRICS:
+        in_bytes = metric.unit == "GB" and metric.path != ""
+        assert in_bytes == ("bytes" in metric.path.rpartition(".")[2])
+        assert metric.scale == (1e9 if in_bytes else 1), metric.key
+        share = metric.unit == "%" and metric.key != "score"
+        assert metric.factor == (100 if share else 1e-9 if in_bytes else 1), metric.key
+
+
+def test_brief_tables_pairs_and_means_hold_a_few_figures_each() -> None:
+    def keys(where: metrics.Where) -> list[str]:
+        return [metric.key for metric in shown(where)]
+
+    accuracy = ["score", "perplexity", "agreement", "kl"]
+    both = ["tpot_ms", "ttft_ms"]
+    assert keys("pair") == [*both, "score", "agreement", "kl"]
+    assert keys("seeds") == [*both, "e2e_ms", "tokens_per_s", "hit_ratio", *accuracy]
+    assert keys("brief runs") == [
+        "tpot_ms", "bound_ratio", "ttft_ms", "score", "perplexity", "stderr", "cut", "agreement",
+    ]  # fmt: skip
+    assert keys("brief compare") == [
+        "tpot_ms", "ratio_best", "bound_ratio", "ttft_ms", "hit_ratio", "hit_ratio_begun",
+        "gb_per_token", "tokens_per_kj", *accuracy,
+    ]  # fmt: skip
+    assert keys("compare") == [
+        "tpot_ms", "ratio_best", "bound_ratio", "clairvoyant_ms", "information_ms", "ttft_ms",
+        "hit_ratio", "hit_ratio_begun", "gb_per_token", "device_idle", "s_mbu", "s_mbu_host",
+        "s_mbu_link", "s_mfu", "slots_gb", "tokens_per_kj", *accuracy,
+    ]  # fmt: skip
+    assert keys("runs") == [
+        "tpot_ms", "tpot_low_ms", "tpot_high_ms", "bound_tpot_ms", "bound_ratio", "ttft_ms",
+        "tokens_per_s", "hit_ratio", "hit_ratio_begun", "device_busy", "link_busy", "host_busy",
+        "score", "perplexity", "stderr", "cut", "agreement", "kl", "repeated_4grams",
+    ]  # fmt: skip
+    assert keys("run") == [
+        "tpot_ms", "bound_tpot_ms", "bound_ratio", "clairvoyant_ms", "information_ms", "ttft_ms",
+        "tokens_per_s", "hit_ratio", "hit_ratio_begun", "bytes_h2d", "bytes_disk", "s_mbu",
+        "s_mbu_host", "s_mbu_link", "s_mfu", "peak_device_bytes", "energy_j", "tokens_per_kj",
+        "score", "perplexity", "cut", "agreement", "kl", "repeated_4grams",
+    ]  # fmt: skip
+    unseen = {m.key for m in METRICS if m.path and m.key != "perplexity"} - {*keys("view")}
+    assert unseen == set(), "the view has every figure that a document stores"
+
+
+def test_times_follow_the_speed_of_a_machine_and_shares_of_routing_do_not() -> None:
+    times = {metric.key.partition("_")[0] for metric in METRICS if metric.time}
+    assert times == {"tpot", "ttft", "e2e", "tokens", "bound", "clairvoyant", "information",
+                     "load", "s"}  # fmt: skip
+    assert [m.key for m in METRICS if m.key.startswith(("tokens", "bound")) and not m.time] == [
+        "bound_ratio", "tokens_per_kj",
+    ]  # fmt: skip
+    less = [metric.key for metric in METRICS if metric.better == "less"]
+    more = [metric.key for metric in METRICS if metric.better == "more"]
+    assert less == ["tpot_ms", "ttft_ms", "e2e_ms", "gb_per_token", "device_idle", "perplexity",
+                    "kl"]  # fmt: skip
+    assert more == ["tokens_per_s", "hit_ratio", "hit_ratio_begun", "s_mbu", "s_mfu",
+                    "tokens_per_kj", "score", "agreement"]  # fmt: skip
+    of_questions = [metric.key for metric in METRICS if metric.of_questions]
+    assert of_questions == ["score", "perplexity"]

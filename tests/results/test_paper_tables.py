@@ -2,8 +2,10 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from moebench.results import paper_tables as papers
 from moebench.results.paper_tables import (
@@ -66,6 +68,31 @@ def test_every_dataset_is_a_workload() -> None:
     assert {workload_of(*name) for name in names} <= set(workload_names())  # type: ignore[arg-type]
     assert workload_of("smoe", "race") == "race_middle"
     assert workload_of("daop", "Arc-c") == "arc_challenge"
+
+
+SCORE = {"setting": "S1", "dataset": "WiC", "alpha": 0.5, "score": 50.0}
+CHANGE = {"source": "text", "metric": "tpot", "setting": "all", "batch": 1, "change": -24.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "name", "ends", "outside"),
+    [
+        (papers.SmoeScore, SCORE, "alpha", (0, 1), (-0.01, 1.01)),
+        (papers.SmoeScore, SCORE, "score", (0, 100), (-0.1, 100.1)),
+        (papers.SmoeChange, CHANGE, "batch", (1, 64), (0, -1)),
+        # A time that is 100 % shorter is none; one that is longer has no limit.
+        (papers.SmoeChange, CHANGE, "change", (-100, 250), (-100.5,)),
+    ],
+)
+def test_printed_numbers_lie_within_what_they_can_be(
+    kind: type[BaseModel], good: dict[str, Any], name: str, ends: tuple[float, ...],
+    outside: tuple[float, ...],
+) -> None:  # fmt: skip
+    for value in ends:
+        assert getattr(kind.model_validate(good | {name: value}), name) == value
+    for value in outside:
+        with pytest.raises(ValidationError, match=name):
+            kind.model_validate(good | {name: value})
 
 
 @pytest.mark.slow

@@ -50,6 +50,12 @@ def test_a_search_is_read(tmp_path: Path) -> None:
     (found,), damaged = read_searches(tmp_path)
     assert damaged == []
     assert found.model_dump()["history"] == SEARCH["history"]
+    pair = SEARCH | {"history": [{"trial": 4, "values": [1.5, 0.25]}]}
+    written(tmp_path, json.dumps(pair))
+    (trial,) = read_searches(tmp_path)[0][0].history
+    assert trial.model_dump() == {
+        "trial": 4, "values": [1.5, 0.25], "system": None, "stopped": False
+    }  # fmt: skip
     (place,) = found.places
     assert place.found is not None
     assert place.found.set == {"evict": "lfru", "assign": "host"}

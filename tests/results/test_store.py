@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moebench.results.store import FILE_NAME, SCHEMA_VERSION, Store, run_key
+from moebench.results.store import CHANGED, FILE_NAME, SCHEMA_VERSION, Store, _retry, run_key
 from moebench.results.validation import LANES
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 from moebench.substrate.machines.protocol import Lane
@@ -353,3 +353,69 @@ def test_a_store_is_read_without_locks_as_with_them(store: Store) -> None:
     for mode in ("rw", "ro&immutable=1"):
         assert store._query(mode, query, (), versions) == [("abc",)]
     assert store._query("rw", query, (), range(SCHEMA_VERSION)) == []
+
+
+def test_a_run_that_is_removed_while_it_is_looked_up_is_unknown(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("abc", "abd"):
+        store.put(document(name))
+    monkeypatch.setattr(Store, "get", lambda self, run_id: None)
+    with pytest.raises(UnknownNameError, match="unknown run 'abc'; nearest: abd") as caught:
+        store.find("abc")
+    assert "nearest: abc" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_in_sqlites_messages_are_a_damaged_file(store: Store) -> None:
+    store.put(document("abc"))
+    problem = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    with pytest.raises(InputError, match=r"runs\.sqlite.*invalid start byte") as caught, \
+            store._errors():  # fmt: skip
+        raise problem
+    assert caught.value.__cause__ is problem
+    for given, said in ((OSError(28, "No space left on device"), "No space left on device"),
+                        (OSError("odd"), "odd")):  # fmt: skip
+        with pytest.raises(InputError, match=f"cannot be used: {said}; give --store"), \
+                store._errors():  # fmt: skip
+            raise given
+
+
+def test_a_busy_store_is_tried_again_and_other_errors_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("moebench.results.store.time.sleep", lambda seconds: None)
+    outcomes = [failing(sqlite3.SQLITE_BUSY), failing(sqlite3.SQLITE_BUSY), None]
+    calls = 0
+
+    def action() -> None:
+        nonlocal calls
+        calls += 1
+        problem = outcomes.pop(0)
+        if problem is not None:
+            raise problem
+
+    _retry(action)
+    assert (calls, outcomes) == (3, [])
+    outcomes = [failing(sqlite3.SQLITE_READONLY), None]
+    with pytest.raises(sqlite3.OperationalError):
+        _retry(action)
+    assert outcomes == [None]
+    monkeypatch.setattr("moebench.results.store.BUSY_S", -1.0)
+    outcomes = [failing(sqlite3.SQLITE_BUSY), None]
+    with pytest.raises(sqlite3.OperationalError):
+        _retry(action)
+    assert outcomes == [None], "the time is over"
+
+
+def test_a_document_that_was_edited_says_so_before_its_own_notes(store: Store) -> None:
+    for name, notes in (("abc", ["mine"]), ("abd", None)):
+        store.put(document(name, notes=notes))
+    store.put(document("abe", notes=["kept"]))
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE runs SET document = json_set(document, '$.extra', 1) "
+                   "WHERE run_id < 'abe'")  # fmt: skip
+    first, second, third = store.runs()
+    assert (first["notes"], second["notes"], third["notes"]) == (
+        [CHANGED, "mine"], [CHANGED], ["kept"],
+    )  # fmt: skip
+    assert (first["badge"], third["badge"]) == (f"datasheet, {CHANGED}", "datasheet")

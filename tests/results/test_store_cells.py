@@ -9,6 +9,7 @@ import pytest
 
 from moebench.results import metrics
 from moebench.results import store as results_store
+from moebench.results import store as stores
 from moebench.results.metrics import Metric, shown
 from moebench.results.samples import TokenSample, write_samples
 from moebench.results.schema import SCHEMA_VERSION, STEPS, view
@@ -130,6 +131,19 @@ def test_wall_times_are_those_of_the_systems_to_run(store: Store) -> None:
     assert [t for _, t in store.wall_times({"daop"})] == [11.0]
     found = sorted((s["system"], t) for s, t in store.wall_times({"gpu-only"}))
     assert found == [("daop", 11.0), ("smoe", 10.0)]
+
+
+def test_wall_times_are_those_of_the_newest_runs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of their times of creation, not in that in which they were stored."""
+    monkeypatch.setattr(stores, "RECENT", 3)
+    for minute in (4, 0, 3, 1, 2):
+        one = document(f"run{minute}", f"2026-01-01T00:0{minute}:00+00:00")
+        one["provenance"]["wall_s"] = float(minute)
+        store.put(one)
+    for system in ("smoe", "another"):
+        assert sorted(t for _, t in store.wall_times({system})) == [2.0, 3.0, 4.0]
 
 
 # ---------------------------------------------------------------------- older stores

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from moebench.substrate.errors import CheckpointError, InputError
 from moebench.substrate.files import (
+    _as,
     brief,
     brief_word,
     first_wrong,
@@ -193,3 +194,28 @@ def test_other_values_are_refused(value: object) -> None:
     assert refused(whole, value, "field", 1 if value is True else 2, 5) == (
         f"field is {value!r}; allowed: a whole number from {1 if value is True else 2} to 5"
     )
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (OSError(5, "Input/output error"), "Input/output error"), (OSError("odd"), "odd"),
+        (RecursionError(), "nested too deeply"),
+        (MemoryError(), "it asks for more memory than there is"),
+        (ValueError("two\n  lines"), "two lines"), (KeyError(), "KeyError"),
+        (ValueError("pass allow_pickle=True"), "it holds Python objects, not numbers"),
+        (ValueError("x" * 300), "x" * 200),
+    ],
+)  # fmt: skip
+def test_whatever_a_parser_raises_is_one_line(problem: Exception, said: str) -> None:
+    with pytest.raises(CheckpointError) as caught, _as(CheckpointError, "a: broken", "; mend it"):
+        raise problem
+    assert str(caught.value) == f"a: broken ({said}); mend it"
+    assert caught.value.__cause__ is problem
+
+
+def test_errors_of_moebench_itself_are_left_as_they_are() -> None:
+    own = InputError("mine")
+    with pytest.raises(InputError, match=r"^mine$") as caught, _as(CheckpointError, "a: broken"):
+        raise own
+    assert caught.value is own

@@ -21,6 +21,7 @@ from moebench.systems.adapmoe import (
     AdaptiveGating,
     FirstMissing,
     PlaceBySplit,
+    chosen_scores,
     dropped,
     measured_by_the_authors,
 )
@@ -98,7 +99,11 @@ def test_another_number_of_layers_is_one_line():
 
 def test_the_authors_figures():
     assert (len(MIXTRAL_8X7B), len(MIXTRAL_8X22B)) == (32, 56)
-    for known in (MIXTRAL_8X7B, MIXTRAL_8X22B):
+    for known, total in ((MIXTRAL_8X7B, 98.31029), (MIXTRAL_8X22B, 198.15146)):
+        assert sum(known) == pytest.approx(total, abs=1e-7)  # of the figures as printed
+        # The deeper the layer, the less sensitive, but for the last.
+        assert [*known[:-1]] == sorted(known[:-1], reverse=True)
+        assert known[-1] > known[-2]
         assert measured_by_the_authors(len(known)) == pytest.approx(known)
     # run.py's thresholds of the first and the last but one layer.
     limits = AdaptiveGating().limits(shape(8, 2, 32))
@@ -307,3 +312,11 @@ def test_sensitivities_are_those_of_the_authors_files(ours, logarithms, total):
     assert sum(ours) == pytest.approx(total, abs=5e-3)
     assert all(a > b for a, b in pairwise(ours[:-1]))
     assert ours[-2] < ours[-1] < ours[-6]
+
+
+def test_scores_of_chosen_experts_are_those_of_decoded_tokens():
+    ids = np.array([[[0, 1]], [[2, 0]], [[3, 2]]])
+    scores = np.array([[[0.5, 0.3, 0.1, 0.1]], [[0.25, 0.0, 0.5, 0.25]], [[0.0, 0.0, 0.25, 0.75]]])
+    found = chosen_scores(RoutedSequence(ids, 1, scores))
+    assert found.tolist() == [[[0.5, 0.25]], [[0.75, 0.25]]]
+    assert chosen_scores(RoutedSequence(ids, 1)).tolist() == [[[1, 1]], [[1, 1]]]

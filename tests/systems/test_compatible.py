@@ -144,3 +144,41 @@ def test_an_admission_without_a_host_changes_nothing(tmp_path: Path) -> None:
     assert latency(admit="capped") == latency()
     assert why_not(build("moe-ondemand", {"admit": "capped", "assign": "host"})) is None
     assert latency(admit="capped", assign="host") != latency(assign="host")
+
+
+@pytest.mark.parametrize(
+    ("sets", "reason"),
+    [
+        ({}, None),
+        ({"place": "threshold-ilp", "assign": "host"}, None),
+        ({"evict": "layer-lru"},
+         "evict leaves experts to the host, but assign computes none there"),
+        ({"evict": "layer-lru", "assign": "host"}, None),
+        ({"evict": "placeholder"},
+         "evict makes room for one expert at a time, but assign loads experts that stay"),
+        ({"evict": "placeholder", "route": "masked"}, None),
+        ({"evict": "placeholder", "assign": "one-use"}, None),
+        ({"evict": "only-named"},
+         "evict makes room for no expert that a layer loads, but assign loads such ones"),
+        ({"evict": "only-named", "route": "masked"}, None),
+        ({"evict": "only-named", "assign": "one-use"},
+         "evict makes no room and place leaves none, but assign loads experts for one use"),
+        ({"evict": "only-named", "assign": "one-use", "place": "none"}, None),
+        ({"evict": "only-named", "route": "masked", "prefetch": "whole-layer"},
+         "evict does not make room for whole layers, but prefetch fetches such ones"),
+        ({"evict": "only-named", "route": "masked", "prefetch": "whole-layer", "place": "none"},
+         None),
+        ({"prefetch": "whole-layer"}, None),
+        ({"prefetch": "whole-layer", "scope": "layer"},
+         "prefetch need slots that all layers share, but scope is layer"),
+        ({"prefetch": "whole-layer", "place": "ngl", "evict": "mrs-shipped", "scope": "layer"},
+         "place and prefetch and evict need slots that all layers share, but scope is layer"),
+        ({"admit": "hit-sweep"},
+         "admit uploads experts that the host computed, but assign computes none there"),
+        ({"admit": "hit-sweep", "assign": "hybrid"}, None),
+        ({"admit": "hit-sweep", "route": "masked"}, None),
+        ({"admit": "after-misses"}, None),
+    ],
+)  # fmt: skip
+def test_each_reason_has_its_words(sets: dict[str, str], reason: str | None) -> None:
+    assert why_not(build("moe-ondemand", sets)) == reason

@@ -334,6 +334,22 @@ def test_an_exchange_of_an_expert_in_a_staging_slot_moves_nothing():
     assert policy.victim(flags([1, 3], 8), incoming=2) is None
 
 
+def test_exchanges_of_a_layers_first_expert_are_its_own():
+    model = shape(4, 1, 2)
+    policy = WorkloadSwaps(window=1)
+    slots = cache(model, 8, "layer")
+    policy.start(model, slots)
+    for key in (0, 1, 6, 7):
+        slots.claim(key, None)
+        policy.placed(key)
+    policy.observe(view([[9, 0, 0, 0]], 1, layer=1))
+    assert policy.due() == [Fetch(1, 0, instead_of=2)]
+    policy.observe(view([[9, 0, 0, 0]], 1))  # the layer before has nothing to exchange
+    assert policy.due() == [Fetch(1, 0, instead_of=2)]
+    policy.observe(view([[0, 0, 9, 0]], 1, layer=1))
+    assert policy.due() == []
+
+
 def test_the_next_window_replaces_an_exchange_that_has_not_begun():
     policy, _ = swapping(window=1)
     policy.observe(view([[0, 0, 9, 0]], 1))

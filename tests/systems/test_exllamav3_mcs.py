@@ -623,3 +623,12 @@ def test_a_pass_of_exactly_the_fewest_rows_streams():
     assert list(planned(own, min_rows=9).host) == [0, 1]
     # Of exactly the largest size, an expert is streamed; a ring of nothing streams none.
     assert planned(own, min_rows=8, ring=0).load == []
+
+
+def test_a_last_chunk_of_few_rows_streams_nothing():
+    """Chunks of 40 and 20 rows: 2 and 3 have enough tokens, but their chunk has too few rows."""
+    plan = planned([[0, 1]] * 40 + [[2, 3]] * 20, chunk=40, min_rows=32)
+    assert [fetch.expert for fetch in plan.load] == [0, 1]
+    assert list(plan.host) == [2, 3]
+    whole = planned([[0, 1]] * 40 + [[2, 3]] * 32, chunk=40, min_rows=32)
+    assert [fetch.expert for fetch in whole.load] == [0, 1, 2, 3]

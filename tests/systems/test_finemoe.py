@@ -281,3 +281,7 @@ def test_stored_iterations_of_a_batch_have_their_cosines_and_products_with_all_s
     unit_BH = search._embedding_BH
     np.testing.assert_allclose(search._semantic_BC[:, :2], unit_BH @ unit_BH.T, rtol=1e-4)
     np.testing.assert_allclose(np.linalg.norm(unit_BH, axis=1), 1, rtol=1e-5)
+
+
+def test_nothing_is_learnt_before_the_calibration():
+    assert build("finemoe").prefetch.learnt == {}

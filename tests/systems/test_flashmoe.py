@@ -10,7 +10,7 @@ from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.file import Header
 from moebench.substrate.traces.passes import TracedModel
 from moebench.substrate.traces.writer import writing
-from moebench.systems.flashmoe import FlashMoE, LearnedEviction
+from moebench.systems.flashmoe import FlashMoE, LearnedEviction, _layers
 from moebench.systems.learn.eviction_network import History, Network
 from moebench.systems.options import build
 from tests.substrate.engine.fakes import random_trace, rig, small_shape
@@ -226,3 +226,12 @@ def test_the_first_hidden_layer_is_as_wide_as_in_the_paper():
     """Table 1: 128; a network of one unit has no second layer of half its width."""
     policy = build("flashmoe", {}).evict
     assert (policy.hidden, policy.tokens, policy.cached) == (128, 65_536, 0)
+
+
+def test_layers_of_allowed_keys_are_found_whichever_expert_it_is():
+    allowed = np.zeros(12, dtype=bool)
+    assert _layers(allowed, 4) == []
+    allowed[[7, 8]] = True
+    assert _layers(allowed, 4) == [1, 2]
+    allowed[[0, 4, 5]] = True
+    assert _layers(allowed, 4) == [0, 1, 2]

@@ -369,6 +369,18 @@ def test_the_program_places_experts():
         ByLinearProgram(new_tokens=1)
 
 
+def test_the_program_keeps_the_whole_cache_on_the_gpu():
+    """Caches of 128 texts of 2080 tokens, 128 KiB each, take 34.9 GB, more than 80 % of 40 GiB."""
+    assert MIXTRAL.kv_bytes_per_token("bf16") == 131_072
+    assert 0.8 * 40 * GIB < 128 * 2080 * 131_072
+    many = ByLinearProgram(prompt=2048, micro=32, batches=4)
+    with pytest.raises(BudgetError, match=r"no shares of 32 layers .* fit at a block of 128"):
+        many.homes(MIXTRAL, budget(40))
+    # In 80 GiB some weights are beside it.
+    many.homes(MIXTRAL, budget(80))
+    assert 0 < many.shares[1] < 12
+
+
 def test_the_largest_share_decides_where_attention_is():
     # All experts of 32 layers take 256 slots; half of them and two buffers 128 + 8 + 2 * 4 = 136.
     every = ByPercent()

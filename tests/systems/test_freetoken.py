@@ -544,3 +544,13 @@ def test_stochastic_rounding_draws_by_the_number_of_the_call():
     found = [len(decode(policy, [5, 1, 3])[0]) for _ in range(40)]
     assert found == [2 if uniform(call) < 0.5 else 1 for call in range(1, 41)]
     assert {*found} == {1, 2}
+
+
+def test_a_profile_without_uses_gives_the_further_slots_to_the_first_layers():
+    assert split_by_profile(7, [[0, 0, 0], [0, 0, 0]], least=2, most=3) == [3, 3]
+    assert split_by_profile(5, [[0, 0, 0], [0, 0, 0]], least=2, most=3) == [3, 2]
+    # Shares of further experts: .2 and .1 in layer 0; .3 and .1 in layer 1.
+    counts = [[70, 10, 20], [3, 1, 6]]
+    assert split_by_profile(3, counts, least=1, most=3) == [1, 2]
+    assert split_by_profile(4, counts, least=1, most=3) == [2, 2]
+    assert split_by_profile(5, counts, least=1, most=3) == [3, 2]

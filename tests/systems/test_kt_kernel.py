@@ -388,3 +388,7 @@ def test_options_out_of_range_are_one_line():
 def test_deferral_alone_is_lossy():
     assert build("kt-kernel").lossless
     assert not build("kt-kernel", {"assign.defer": "1"}).lossless
+
+
+def test_placement_that_is_no_strategy_of_the_engine_limits_no_slots():
+    assert build("kt-kernel", {"place": "by-id"}).most_slots(DENSE_FIRST) is None

@@ -21,6 +21,7 @@ from moebench.systems.llamacpp_place import (
     fit,
     layer_bytes,
     shrunk_context,
+    thirds,
 )
 from moebench.systems.options import build
 from tests.harness.commands import call
@@ -504,3 +505,13 @@ def test_a_pattern_that_cannot_be_is_one_line_and_exit_code_2(pattern, said):
 def test_whole_layers_need_shared_slots(place):
     with pytest.raises(UsageError, match=r"whole layers, .*--set scope=global"):
         place.place(FOUR, 24, "layer")
+
+
+@pytest.mark.parametrize(
+    ("size", "matrices", "parts"),
+    [(30, 3, (10, 10, 10)), (31, 3, (10, 10, 11)), (32, 3, (10, 10, 12)), (30, 2, (15, 0, 15)),
+     (31, 2, (15, 0, 16)), (0, 3, (0, 0, 0))],
+)  # fmt: skip
+def test_bytes_of_matrices_are_equal_and_the_last_has_the_rest(size, matrices, parts):
+    assert thirds(size, matrices) == parts
+    assert sum(thirds(size, matrices)) == size

@@ -258,6 +258,21 @@ def test_equal_cosines_go_to_the_matrix_that_is_stored_first():
     assert collection.products(PAST.reshape(1, 12), 0).argmax() == 1
 
 
+def test_several_of_many_equal_matches_are_those_that_are_stored_first():
+    """All have one token of expert 0 in layer 0, and one of another expert of any layer."""
+    collection = Collection(31, 32)
+    past = np.eye(32)[1:] + np.eye(32)[0]
+    for matrix in past:
+        collection.insert(matrix)
+    model = shape(8, 1, 4)
+    similar = SimilarRequests(model, collection, "request", 3)
+    similar.begin(1)
+    seen = view([[0.9] + [0.1] * 7], 1, layer=0, layers=4)
+    similar.observe(seen)
+    found = similar.forecast(seen, None, ())  # type: ignore[arg-type]
+    assert np.concatenate([found[i] for i in range(4)]).ravel().tolist() == past[:3].sum(0).tolist()
+
+
 def test_every_sequence_is_charged_a_product_with_all_that_is_stored():
     policy = MatchedPrefetch()
     policy.calibrate([text(PAST), text(PAST[::-1])], MODEL, None)  # type: ignore[arg-type]

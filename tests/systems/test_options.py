@@ -1,9 +1,12 @@
 """``--set``: swaps of policies, changes of options, and refusals."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from moebench.substrate.engine.system import AdmitAll
 from moebench.substrate.errors import UnknownNameError, UsageError
+from moebench.systems.baselines import MoEOnDemand
 from moebench.systems.options import build, describe, options_of
 from moebench.systems.policies.assign import Balanced, HostAll, LoadAll
 from moebench.systems.policies.evict import LeastRecentlyUsed, LowestAverageScore, NeverEvict
@@ -237,3 +240,16 @@ def test_a_seed_is_not_negative(decision, name):
     assert kind(seed=0).seed == 0
     with pytest.raises(UsageError, match=rf"{decision}\.seed is -1"):
         kind(seed=-1)
+
+
+@dataclass(kw_only=True)
+class Needy(MoEOnDemand):
+    """A system with an option that has no default."""
+
+    size: int
+
+
+def test_a_system_whose_option_has_no_default_cannot_be_made_without_it() -> None:
+    with pytest.raises(UsageError, match=r"Needy: cannot be made \(.*'size'\)"):
+        build(f"{__name__}:Needy")
+    assert build(f"{__name__}:Needy", {"size": "3"}).size == 3

@@ -96,3 +96,10 @@ def test_variants_of_a_system_are_in_one_order() -> None:
         found = variants_of(name)
         assert found[0] == "published"
         assert set(found) == {variant for variant, listed in VARIANTS.items() if name in listed}
+
+
+def test_policies_are_of_six_decisions_and_known_names() -> None:
+    with pytest.raises(UnknownNameError, match="unknown decision 'evicts'; nearest: evict"):
+        policy_class("evicts", "lru")
+    with pytest.raises(UnknownNameError, match="unknown evict policy 'lruu'; nearest: lru"):
+        policy_class("evict", "lruu")

@@ -75,6 +75,61 @@ def test_sources_and_further_fields_of_workloads() -> None:
         assert found.chance == (25.0 if name == "facts" else None)
 
 
+#: Category, metric, likelihood and most new tokens of each workload.
+KINDS = {
+    "alpaca": ("chat", "none", None, 256),
+    "arc_challenge": ("exam", "choice", "texts", 16),
+    "arc_easy": ("exam", "choice", "texts", 16),
+    "arithmetic": ("reasoning", "exact_number", None, 64),
+    "bbh": ("reasoning", "exact_text", "letters", 64),
+    "boolq": ("knowledge", "choice", "texts", 16),
+    "c4": ("language modelling", "perplexity", None, 128),
+    "equations": ("exam", "exact_number", None, 32),
+    "facts": ("knowledge", "exact_text", None, 64),
+    **{f"gaokao{of}": ("exam", "choice", "letters", 16)
+       for of in ("", "_biology", "_history", "_math_i", "_math_ii")},
+    "gsm8k": ("reasoning", "exact_number", None, 256),
+    "hellaswag": ("commonsense", "choice", "endings", 16),
+    "inflection": ("language", "exact_text", None, 32),
+    "math": ("reasoning", "exact_text", None, 512),
+    "mmlu": ("exam", "choice", "letters", 16),
+    "mt_bench": ("chat", "none", None, 512),
+    "nq_open": ("knowledge", "text", None, 32),
+    "orca_math": ("reasoning", "exact_number", None, 256),
+    "passages": ("understanding", "exact_text", None, 32),
+    "piqa": ("commonsense", "choice", "texts", 16),
+    "race_middle": ("understanding", "choice", "letters", 16),
+    "sharegpt": ("chat", "none", None, 256),
+    "squad": ("understanding", "text", None, 32),
+    "text": ("language modelling", "perplexity", None, 128),
+    "triviaqa": ("knowledge", "text", None, 32),
+    "truthfulqa": ("knowledge", "choice", "texts", 16),
+    "truthfulqa_gen": ("knowledge", "rouge", None, 64),
+    "wic": ("language", "choice", "letters", 16),
+    "winogrande": ("commonsense", "choice", "blank", 16),
+}  # fmt: skip
+
+
+def test_every_workload_has_its_kind_of_answers_and_their_length() -> None:
+    found = {
+        name: (one.category, one.metric, one.likelihood, one.max_new_tokens)
+        for name, one in ((name, workload(name)) for name in NAMES)
+    }
+    assert found == KINDS
+    by_length = {"arc_easy", "arc_challenge", "hellaswag", "piqa"}
+    assert {name for name in NAMES if workload(name).per_byte} == by_length
+    stated = {
+        (name, paper): count
+        for name in NAMES
+        for paper, count in workload(name).few_shot_in.items()
+    }
+    without = [name for name in NAMES if name.startswith("gaokao")] + ["wic", "boolq"]
+    further = {(name, "SMoE"): 0 for name in without} | {
+        (name, "DAOP"): 0 for name in ("math", "sharegpt", "c4")
+    }
+    assert stated == STATED | further
+
+
 @pytest.mark.parametrize(("name", "paper"), STATED)
 def test_few_shot_counts_as_the_papers_state_them(name: str, paper: str) -> None:
     assert few_shot_of(workload(name), paper) == STATED[name, paper]

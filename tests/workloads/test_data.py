@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moebench.substrate.errors import InputError
-from moebench.workloads.data import read_examples
+from moebench.workloads.data import _kind, read_examples
 
 FREE: dict[str, Any] = {
     "id": "a/1", "prompt": "How many?", "choices": None, "answer": "7", "answers": None,
@@ -62,11 +62,12 @@ TURN = {"role": "user", "content": "hello"}
 BROKEN: list[tuple[str | dict[str, Any], str]] = [
     ("{", "is not JSON (Expecting property name enclosed in double quotes at column 2)"),
     ("", "is not JSON"),
-    ("[" * 100_000, "is not JSON"),
+    ("[" * 100_000, "is not JSON (maximum recursion depth exceeded"),
     ('{"id": ' + "9" * 5000 + "}", "is not JSON"),
     ("[1]", "is a list, not a JSON object; allowed: one JSON object per line"),
     ("null", "is null, not a JSON object"),
     ('{"id": "a", "id": "b"}', 'key "id" is given more than once'),
+    ('{"id": "a", "prompt": "p", "prompt": "q"}', 'key "prompt" is given more than once'),
     (FREE | {"hint": 1}, 'unknown key "hint"; allowed: id, prompt, choices, answer, answers'),
     ({"id": "a/1"}, "missing key prompt, choices, answer, answers, split; allowed: all of id"),
     (FREE | {"id": 3}, "id is a number (3); allowed: a non-empty string"),
@@ -107,9 +108,10 @@ def test_a_broken_line_is_named_with_what_is_allowed(
 ) -> None:
     path = write(tmp_path, OPTIONS | {"id": "fine"}, line)
     message = refusal(path)
-    assert message.startswith(f"{path}:2: ")
-    assert expected in message
-    assert "; allowed: " in message
+    assert message.startswith(f"{path}:2: {expected}")
+    assert message.count("; allowed: ") == 1
+    if "is not JSON (" in expected:
+        assert message.endswith("; allowed: one JSON object per line")
 
 
 def test_a_repeated_id_names_both_lines(tmp_path: Path) -> None:
@@ -152,3 +154,14 @@ def test_reads_every_file_of_the_evaluation_data(data_dir: Path) -> None:
     assert len(files) >= 23
     for path in files:
         assert len(read_examples(path)) == path.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "null"), (True, "true"), (False, "false"), ([], "an empty list"), ([1], "a list"),
+        ({}, "an object"), ("x", 'a string ("x")'), (3, "a number (3)"), (0.5, "a number (0.5)"),
+    ],
+)  # fmt: skip
+def test_values_are_named_as_json_names_them(value: object, said: str) -> None:
+    assert _kind(value) == said

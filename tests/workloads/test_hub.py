@@ -10,7 +10,8 @@ from moebench.substrate.errors import InputError, UsageError
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import load
 from moebench.workloads.example import Example
-from moebench.workloads.hub import HUB, is_hub
+from moebench.workloads.hub import HUB, is_hub, read_hub
+from tests.systems.native.modules import put_in_place
 
 NQ = "google-research-datasets/nq_open"
 #: A row of each set in the hub's own columns, and the example that the evaluation data makes of it.
@@ -186,3 +187,108 @@ def test_what_stands_for_the_hub() -> None:
     assert is_hub(Path("hub:/a/mirror"))
     assert not is_hub(Path("hub"))
     assert not is_hub(Path("data"))
+
+
+# ----------------------------------------------------------------------------- rows by themselves
+
+
+@pytest.mark.parametrize(
+    ("folder", "row", "record"),
+    [
+        ("gsm8k", {"question": "q", "answer": "a\n#### 5 "},
+         {"prompt": "q", "answer": "5", "solution": "a"}),
+        ("orca_math", {"question": "q", "answer": "-1.5, then 2,000,"},
+         {"prompt": "q", "answer": "2,000", "solution": "-1.5, then 2,000,"}),
+        ("orca_math", {"question": "q", "answer": "so it is -0.25."},
+         {"prompt": "q", "answer": "-0.25", "solution": "so it is -0.25."}),
+        ("orca_math", {"question": "q", "answer": "none"},
+         {"prompt": "q", "answer": "none", "solution": "none"}),
+        ("math", {"problem": "p", "solution": "it is 3"},
+         {"prompt": "p", "answer": "it is 3", "solution": "it is 3"}),
+        ("math", {"problem": "p", "solution": r"\boxed{4} left"},
+         {"prompt": "p", "answer": "4", "solution": r"\boxed{4} left"}),
+        ("boolq", {"passage": "P.", "question": "is it", "answer": True},
+         {"prompt": "P.\nQuestion: is it?\nA. yes\nB. no", "choices": ["yes", "no"], "answer": 0}),
+        ("hellaswag", {"activity_label": "Knot", "ctx_a": "[header] How [title] Take it.",
+                       "ctx_b": "then", "endings": [" go [x] on.", "stop."], "label": "0"},
+         {"prompt": "Knot: How. Take it. Then\nA. go on.\nB. stop.",
+          "choices": ["go on.", "stop."], "answer": 0}),
+        ("winogrande", {"sentence": "s _", "option1": "a", "option2": "b", "answer": "1"},
+         {"prompt": "s _\nA. a\nB. b", "choices": ["a", "b"], "answer": 0}),
+        ("mmlu", {"question": " q ", "choices": ["a", "b"], "answer": 0},
+         {"prompt": "q\nA. a\nB. b", "choices": ["a", "b"], "answer": 0}),
+        ("triviaqa", {"question": "q", "answer": {"value": "D", "aliases": ["E", "D", "F"]}},
+         {"prompt": "q", "answer": "D", "answers": ["D", "E", "F"]}),
+        ("squad", {"context": "C.", "question": " q ", "answers": {"text": ["a", "a", "b"]}},
+         {"prompt": "C.\nQuestion: q", "answer": "a", "answers": ["a", "b"]}),
+        ("alpaca", {"instruction": "Do", "input": "", "output": "done"},
+         {"prompt": "Do", "answer": "done", "turns": [{"role": "user", "content": "Do"}]}),
+        ("alpaca", {"instruction": "Do", "input": "it", "output": "done"},
+         {"prompt": "Do\nit", "answer": "done",
+          "turns": [{"role": "user", "content": "Do\nit"}]}),
+    ],
+)  # fmt: skip
+def test_every_field_of_a_converted_row(
+    folder: str, row: dict[str, Any], record: dict[str, Any]
+) -> None:
+    assert HUB[folder].convert(row) == record
+
+
+def test_sets_are_asked_for_by_repository_configuration_and_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def load_dataset(*where: object, split: str) -> list[dict[str, Any]]:
+        asked.append((*where, split))
+        return [{"problem": f"p{len(asked)}", "solution": r"\boxed{1}"}]
+
+    put_in_place(monkeypatch, "datasets", load_dataset=load_dataset)
+    examples, source = read_hub(("math", "math"), "train", Path("hub:"))
+    topics = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra",
+              "number_theory", "prealgebra", "precalculus")  # fmt: skip
+    assert asked == [("EleutherAI/hendrycks_math", topic, "train") for topic in (*topics, *topics)]
+    assert source == " + ".join(["hub:EleutherAI/hendrycks_math train"] * 2)
+    assert [one.id for one in examples] == [f"math/train/{n}" for n in range(7)] * 2
+    assert [one.prompt for one in examples] == [f"p{n}" for n in range(1, 15)]
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [(OSError("no route\nto the hub"), "no route"), (ValueError(" "), "ValueError")],
+)
+def test_a_hub_that_fails_is_one_line(
+    problem: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_dataset(*where: object, split: str) -> None:
+        raise problem
+
+    put_in_place(monkeypatch, "datasets", load_dataset=load_dataset)
+    with pytest.raises(InputError) as caught:
+        read_hub(("gsm8k",), "test", Path("hub:"))
+    assert str(caught.value) == (
+        f"hub:openai/gsm8k: split test cannot be read ({said}); check the connection, or give "
+        "--data-dir DIR"
+    )
+
+
+@pytest.mark.parametrize("folder", ["/nowhere", "./nowhere", "nowhere", "../nowhere"])
+def test_a_copy_of_the_hub_is_a_folder_whatever_its_path(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name without a leading point is one, too: the hub itself has no folders."""
+    monkeypatch.chdir(tmp_path)
+    put_in_place(monkeypatch, "datasets", load_dataset=lambda *_, split: pytest.fail("asked"))
+    with pytest.raises(InputError, match=r"nowhere/openai/gsm8k: no such folder; --data-dir hub:"):
+        read_hub(("gsm8k",), "test", Path(f"hub:{folder}"))
+
+
+def test_rows_of_other_columns_are_named_with_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"question": "q", "answer": "#### 1"}, {"query": "q", "text": "x"}]
+    put_in_place(monkeypatch, "datasets", load_dataset=lambda *where, split: rows)
+    with pytest.raises(InputError) as caught:
+        read_hub(("gsm8k",), "test", Path("hub:"))
+    assert str(caught.value) == (
+        "hub:openai/gsm8k:2: the row is not as expected (KeyError: 'answer'); its columns are "
+        "query, text"
+    )

@@ -34,6 +34,9 @@ def test_what_a_workload_leaves_out_has_defaults() -> None:
         None,
         None,
     )
+    assert found.max_new_tokens == 1, "the least"
+    none = Workload.model_validate(LEAST | {"few_shot": 0, "few_shot_in": {"SMoE": 0}})
+    assert none.few_shot_in == {"SMoE": 0}
     assert (found.per_byte, found.train_split_available) == (False, True)
 
 

@@ -286,3 +286,32 @@ def test_the_chart_has_a_place_for_each_row() -> None:
     ]  # fmt: skip
     assert (rows[0]["low"], rows[0]["high"]) == pytest.approx((47.5, 52.5))
     assert "low" not in rows[1]
+
+
+def test_an_interval_that_begins_at_zero_is_shown() -> None:
+    """No hit in any of three workloads: the interval of the mean is 0 itself."""
+    placed = [made(at, workload=name) for at in (0, 1) for name in "abc"]
+    for one, value in zip(placed, (0.0, 0.0, 0.0, 0.1, 0.1, 0.1), strict=True):
+        one.run["metrics"]["cache_ratio"] = value
+    first, second = only(*placed, figure="hit_ratio").rows
+    assert first.interval == (0, 0)
+    assert second.interval == pytest.approx((0.1, 0.1))
+    assert second.change is not None
+    assert (second.change.value, second.change.differs) == (pytest.approx(0.1), True)
+    assert second.change.better
+
+
+def test_figures_that_are_equal_but_for_rounding_do_not_differ() -> None:
+    both = made(0), made(1)
+    for one, value in zip(both, (0.1 + 0.2, 0.3), strict=True):
+        one.run["metrics"]["cache_ratio"] = value
+    change = only(*both, figure="hit_ratio").rows[1].change
+    assert change is not None
+    assert (change.value, change.differs, change.better) == (0.0, False, None)
+
+
+def test_commits_that_made_versions_without_runs_are_named() -> None:
+    placed = [made(0), made(3, 60.0), made(4, 70.0, committed=False)]
+    versions = {"mine:MySystem": [3, 0, 5, 4, 2], "another": [1]}
+    (found,) = histories(placed, COMMITS, TPOT, versions)
+    assert found.untested == (2, 4, 5), "an uncommitted version is none of its commit"

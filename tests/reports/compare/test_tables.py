@@ -407,3 +407,61 @@ def test_non_expert_weights_are_a_small_share_in_every_model(name: str) -> None:
     common = shape.common_bytes("bf16")
     assert common <= COMMON_SHARE * count * shape.expert_bytes("bf16")
     assert common <= COMMON_SHARE_QUANTISED * count * shape.expert_bytes("int4")
+
+
+@pytest.mark.parametrize(
+    ("older", "said", "more"),
+    [(1, "1 run is", ""), (5, "5 runs are", ""), (6, "6 runs are", ", ...")],
+)
+def test_at_most_five_older_runs_are_named(older: int, said: str, more: str) -> None:
+    runs = [ran("lru", 50.0) for _ in range(older + 1)]
+    for at, one in enumerate(runs):
+        one["run_id"] = f"r{at}"
+        one["provenance"] |= {"created": f"2026-01-0{at + 1}", "code_hash": f"c{at}"}
+    found = comparisons(runs)
+    names = ", ".join(f"r{at}" for at in range(min(5, older)))
+    assert found.left_out == (
+        f"{said} left out, as a newer run of the same spec used other code, weights, "
+        f"prompts or hardware figures: {names}{more}",
+    )
+    (table,) = found.tables
+    assert [row.run_ids for row in table.rows] == [(f"r{older}",)]
+
+
+def test_refusals_name_what_else_to_allow() -> None:
+    runs = [ran("a", 1.0), ran("b", 2.0), ran("odd", 3.0, few_shot=5)]
+    both = tables(runs)
+    with pytest.raises(UsageError) as caught:
+        refuse_mixtures(both, mixed=["software"])
+    assert str(caught.value) == (
+        "S3, batch 1: odd has few-shot 5, the others 0: not a fair comparison; leave it out "
+        "(--systems), or allow it and see it marked: --mixed few-shot,software"
+    )
+    other = ran("b", 2.0)
+    other["provenance"]["data_hash"] = "dd" * 32
+    with pytest.raises(UsageError) as caught:
+        refuse_mixtures(tables([ran("a", 1.0), other]))
+    assert str(caught.value) == (
+        "S3, batch 1: b has questions other ones of the same workloads, the others these: not a "
+        "fair comparison; leave it out (--systems)"
+    )
+
+
+def test_tables_of_one_title_are_numbered() -> None:
+    """Other prompts of one workload have no name of their own."""
+    others = [ran(system, 2.0) for system in "bc"]
+    for one, data in zip(others, ("dd", "ee"), strict=True):
+        one["provenance"]["data_hash"] = data * 32
+    found = tables([ran("a", 1.0), *others])
+    assert sorted(table.title for table in found) == [
+        "S3, batch 1", "S3, batch 1 (2)", "S3, batch 1 (3)",
+    ]  # fmt: skip
+    assert [table.reason == "" for table in found] == [True, False, False]
+
+
+def test_systems_without_a_time_come_last_by_name() -> None:
+    runs = [ran("b", 2.0), ran("z", 1.0), ran("y", 3.0), ran("x", 3.0)]
+    for one in runs[2:]:
+        one["metrics"]["tpot_ms"] = None
+    (table,) = tables(runs)
+    assert [row.system for row in table.rows] == ["z", "b", "x", "y"]

@@ -104,3 +104,22 @@ def test_an_interval_holds_the_ratio_and_a_system_is_tied_with_itself(
     ratio = first.over(second)
     assert ratio.interval is None or ratio.interval.low <= ratio.value <= ratio.interval.high
     assert first.over(first).tied
+
+
+@pytest.mark.parametrize("missing", ["low", "high", "tpot_ms", "mean"])
+def test_without_the_ends_of_a_range_only_the_named_numbers_count(missing: str) -> None:
+    one = run("gsm8k")
+    one["interval"] = {
+        "tpot_ms": {"low": 30.0, "high": 90.0}, "fields": [{"field": LINK, "tpot_ms": [6.0, -4.0]}],
+    }  # fmt: skip
+    whole = Times.of({InputSet("gsm8k", "0", ""): [one]})
+    assert whole.effects == {LINK: pytest.approx((0.06, -0.04))}
+    assert min(whole.rest) > 0.3
+    if missing == "mean":
+        one["metrics"]["tpot_ms"]["mean"] = 0.0
+    elif missing == "tpot_ms":
+        del one["interval"]["tpot_ms"]
+    else:
+        del one["interval"]["tpot_ms"][missing]
+    found = Times.of({InputSet("gsm8k", "0", ""): [one]})
+    assert (found.effects, found.rest) == (whole.effects, (0.0, 0.0))

@@ -77,6 +77,7 @@ def test_axis_and_tooltip_name_the_measure(measure: str, title: str, form: str) 
     assert spec["encoding"]["y"]["axis"]["title"].startswith(title)
     assert spec["encoding"]["y"]["axis"]["format"] == form[:-1] + "~" + form[-1]
     assert spec["encoding"]["x"]["axis"]["title"] == "α"
+    assert [spec["encoding"][at]["axis"]["grid"] for at in "xy"] == [False, True]
     assert shown(spec) == [
         ("workload", "workload", None), ("alpha", "α", "~g"), ("value", title, form),
         ("n", "n", "d"),

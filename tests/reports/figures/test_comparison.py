@@ -1,7 +1,11 @@
 """Charts that compare systems: their axes, scales, tooltips and how their rows are ranked."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
+from moebench.reports.figures import comparison
 from moebench.reports.figures.comparison import (
     OVER,
     PARTS,
@@ -243,3 +247,24 @@ def test_legends_are_above_the_chart_and_without_a_title() -> None:
         for name, one in channels(spec):
             if name in ("color", "shape") and one.get("legend"):
                 assert (one["legend"]["title"], one["legend"]["orient"]) == (None, "top")
+
+
+def _axes(part: Any) -> Iterator[tuple[str, bool]]:
+    """Yield the kind of values of each axis in a chart, and whether it has lines."""
+    if isinstance(part, dict):
+        if "type" in part and isinstance(part.get("axis"), dict):
+            yield part["type"], part["axis"]["grid"]
+        part = list(part.values())
+    for inner in part if isinstance(part, list) else ():
+        yield from _axes(inner)
+
+
+def test_axes_of_numbers_have_lines_and_axes_of_names_do_not() -> None:
+    specs = [comparison.trade(name, {}) for name in comparison.TRADES]
+    specs += [comparison.lines(name, {}) for name in comparison.OVER]
+    specs += [comparison.where_time_goes(share=share) for share in (False, True)]
+    specs += [comparison.ablation(), comparison.bound()]
+    found = [axis for spec in specs for axis in _axes(spec)]
+    assert len(found) >= 2 * len(specs)
+    assert {kind for kind, grid in found if grid} == {"quantitative"}
+    assert {kind for kind, grid in found if not grid} == {"nominal", "ordinal"}

@@ -35,6 +35,9 @@ def test_a_roof_has_eight_points_in_each_of_five_decades_and_its_corner() -> Non
     (rows, outside) = (roofline_rows({HOST: (1e11, peak)}, []) for peak in (1.3e12, 1e9))
     assert len(rows) == 5 * 8 + 1 + 1
     assert len(outside) == 5 * 8 + 1  # a corner at 0.01 FLOP/B is not drawn
+    for at_end in (1e11 * 10_000, 1e11 * 0.1):  # a corner at an end is a point already
+        steps = [row["intensity"] for row in roofline_rows({HOST: (1e11, at_end)}, [])]
+        assert len(steps) == 5 * 8 + 1
     assert [row["intensity"] for row in outside][8::8] == pytest.approx([1, 10, 100, 1e3, 1e4])
 
 

@@ -152,6 +152,36 @@ def test_records_of_older_runs_can_be_drawn() -> None:
     check_trace(trace_events(old, {}))
 
 
+def test_every_field_of_each_kind_of_event() -> None:
+    """Durations are whole nanoseconds; of events at one time, spans precede flows and instants."""
+    found = trace_events(
+        [span("device", "expert", 2, [5], 2.5, 3.73456, stall_us=1, kept=3),
+         span("h2d", "load", 2, [5], 0, 2.5, waited_for="slot"),
+         note("device", "evict", 2, 6, 2.5), note("host", "cancel", 3, 4, 1.5),
+         note("device", "token", -1, 77, 4)],
+        {"run": 5},
+    )  # fmt: skip
+    assert (found["displayTimeUnit"], found["otherData"]) == ("ms", {"run": "5"})
+    threads = {(e["args"]["name"]): {"pid": e["pid"], "tid": e["tid"]}
+               for e in found["traceEvents"] if e["name"] == "thread_name"}  # fmt: skip
+    link, device = threads["h2d: host to device"], threads["device"]
+    assert len({tuple(one.values()) for one in threads.values()}) == len(threads)
+    flow = {"id": 1, "name": "load L2", "cat": "uses"}
+    assert [event for event in found["traceEvents"] if event["ph"] != "M"] == [
+        {"ph": "X", "name": "load L2 E5", "cat": "load", **link, "ts": 0, "dur": 2.5,
+         "args": {"layer": 2, "experts": [5], "rows": [1], "waited_for": "slot"}},
+        {"ph": "s", **flow, "ts": 0, **link},
+        {"ph": "i", "cat": "cancel", "ts": 1.5, **threads["cancelled prefetches"], "s": "t",
+         "name": "cancel L3 E4", "args": {"layer": 3, "expert": 4}},
+        {"ph": "X", "name": "expert L2 E5", "cat": "expert", **device, "ts": 2.5, "dur": 1.235,
+         "args": {"layer": 2, "experts": [5], "rows": [1], "stall_us": 1}},
+        {"ph": "i", "cat": "evict", "ts": 2.5, **threads["evictions"], "s": "t",
+         "name": "evict L2 E6", "args": {"layer": 2, "expert": 6}},
+        {"ph": "f", **flow, "ts": 2.5, **device, "bp": "e"},
+        {"ph": "i", "cat": "token", "ts": 4, **device, "s": "g", "name": "token 77"},
+    ]  # fmt: skip
+
+
 def test_nothing_is_a_trace_too() -> None:
     check_trace(trace_events([], {}))
 

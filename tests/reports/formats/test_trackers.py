@@ -17,7 +17,14 @@ import pytest
 
 from moebench.harness import extras
 from moebench.reports.formats import trackers
-from moebench.reports.formats.trackers import TrackedRun, tracked, write_mlflow, write_wandb
+from moebench.reports.formats.trackers import (
+    TrackedRun,
+    _key,
+    _seconds,
+    tracked,
+    write_mlflow,
+    write_wandb,
+)
 from moebench.results.store import Store
 from moebench.substrate.errors import InputError, UsageError
 from tests.harness.commands import call, refused
@@ -481,6 +488,20 @@ def test_a_changed_run_of_mlflow_gets_new_values_and_no_second_run(
     assert told(client, "end") == [("m0", "FINISHED", 1000250)]
 
 
+def test_the_order_of_a_runs_fields_is_no_change(client: type[FakeClient]) -> None:
+    one = made()
+    assert write_mlflow([one], "uri", unseen) == 1
+    turned = made(
+        config={"spec": dict(reversed(one.config["spec"].items()))},
+        metrics=dict(reversed(one.metrics.items())), tags=dict(reversed(one.tags.items())),
+    )  # fmt: skip
+    assert write_mlflow([turned], "uri", unseen) == 0
+    for change in ({"metrics": {"tpot_ms": 1.25}}, {"tags": {"badge": "measured"}},
+                   {"config": {"spec": {"system": "lru"}}}):  # fmt: skip
+        assert write_mlflow([made(**change)], "uri", unseen) == 1
+    assert len(client.runs) == 1
+
+
 @pytest.mark.parametrize(
     ("raised", "reason"), [(OSError("no disk\nat all"), "no disk"), (OSError(" "), "OSError")]
 )
@@ -572,3 +593,22 @@ def test_a_project_without_entity_is_the_accounts_own(
     with pytest.raises(InputError) as found:
         write_wandb([made()], "moe", unseen)
     assert str(found.value) == "--wandb moe: Invalid project name"
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("spec.alpha", "spec.alpha"), ("a b-c_d: 1", "a b-c_d: 1"), ("α=½", "___"),
+        ("é/ü@(1)", "_____1_"), ("x" * 251, "x" * 250), ("", ""),
+    ],
+)  # fmt: skip
+def test_keys_of_mlflow_are_ascii_and_at_most_250_characters(name: str, key: str) -> None:
+    assert _key(name) == key
+
+
+@pytest.mark.parametrize(
+    ("created", "seconds"),
+    [("1970-01-01T00:01:40+00:00", 100.0), ("1970-01-01T01:00:00+01:00", 0.0), ("soon", None)],
+)
+def test_times_of_creation_are_seconds_since_1970(created: str, seconds: float | None) -> None:
+    assert _seconds(created) == seconds

@@ -88,3 +88,28 @@ def test_the_chart_shows_its_systems(tmp_path):
     drawn = file.read_text("utf-8")
     for word in ("decoded tokens/s", "batch (sequences decoded together)", "stream", "static"):
         assert word in drawn
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        # Differences before and at the second batch, in tokens/s.
+        ((10.0, 10.5), (10.5, 10.0), [(8, "one", "other")]),
+        ((10.5, 10.0), (10.0, 10.5), [(8, "other", "one")]),
+        ((10.0, 10.5), (10.0, 10.0), [(8, "one", "other")]),
+        ((10.0, 10.0), (10.0, 10.5), [(8, "other", "one")]),
+        ((10.0, 10.0), (10.5, 10.0), []),
+        ((10.5, 10.0), (10.0, 10.0), []),
+        ((10.0, 10.0), (10.0, 10.0), []),
+        ((11.0, 10.5), (10.0, 10.0), []),
+    ],
+)
+def test_equal_speeds_are_passed_when_they_differ(one, other, found):
+    speeds = {name: dict(zip((1, 8), of, strict=True)) for name, of in
+              (("one", one), ("other", other))}  # fmt: skip
+    assert batches.crossings(speeds) == found
+
+
+def test_only_batches_that_both_systems_have_count():
+    speeds = {"a": {1: 10.0, 4: 30.0, 8: 10.0}, "b": {1: 20.0, 2: 1.0, 8: 20.0}}
+    assert batches.crossings(speeds) == []

@@ -3,9 +3,11 @@
 import pytest
 
 from moebench.reports.sections.claims_ranges import (
+    Stretch,
     depends_on,
     extremes,
     implied,
+    place,
     stretches,
     values,
     with_crossings,
@@ -68,3 +70,15 @@ def test_implied_values_stand_beside_the_profiles() -> None:
 def test_machines_are_named_only_where_their_values_differ() -> None:
     assert values({"a": 5.0, "b": 5.0}, "ms") == "5 ms"
     assert values({"a": 5.0, "b": 6.0}, "1") == "5 / 6 (a / b)"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (None, None, "throughout"), (None, 31.0, "below 31 GB/s"), (13.25, None, "above 13.2 GB/s"),
+        (13.0, 52.46, "from 13 to 52.5 GB/s"),
+    ],
+)  # fmt: skip
+def test_a_stretch_says_where_it_is(low: float | None, high: float | None, said: str) -> None:
+    ends = [None if at is None else {"a": at, "b": at} for at in (low, high)]
+    assert place(Stretch(Verdict.REPRODUCED, *ends), "GB/s") == said

@@ -142,6 +142,9 @@ def test_operations_find_their_lanes() -> None:
     ("change", "says"),
     [
         ({"published": []}, "published"),
+        ({"published": [1, 2, 3]}, "published"),
+        ({"what": ""}, "what"),
+        ({"source": ""}, "source"),
         ({"published": [3, 2]}, "lowest, highest"),
         ({"published": [0]}, "published"),
         ({"unit": "GB"}, "unit"),

@@ -13,6 +13,7 @@ from moebench.substrate.machines.profile_ranges import moved
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.quantity import WeightRate
 from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.models.shape import ModelShape
 
 A6000 = load_profile("a6000+host.gemv_bandwidth=78")
 QWEN = model_shape("qwen2-57b-a14b")
@@ -552,3 +553,38 @@ def test_a_gain_of_many_rows_needs_a_cores_rate() -> None:
     costs = CostModel(profile, QWEN, "bf16", expert_precision="2bit", host=HostProducts("fused", 1))
     took = costs.ns(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.HOST) - 20_000
     assert took == pytest.approx(2 * EXPERT_PARAMS / (HOST_FLOPS / 6), rel=1e-4)
+
+
+def test_a_quantised_expert_is_unpacked_on_the_device_for_more_than_one_row() -> None:
+    """Unpacking takes as long as 100 rows; one row's product reads the packed weights alone."""
+    profile = load_profile("a6000", "ik")
+    assert profile.software.unpacking_rows is not None
+    rows = profile.software.unpacking_rows.model_copy(update={"value": 100.0})
+    changed = profile.software.model_copy(update={"unpacking_rows": rows})
+    profile = profile.model_copy(update={"software": changed})
+
+    def took(precision: Any, *rows: int) -> int:
+        op = Op(OpKind.EXPERT, 0, rows, tuple(range(len(rows))))
+        return CostModel(profile, QWEN, precision).ns(op, Lane.DEVICE)
+
+    packed = QWEN.expert_bytes("4bit") / SMALL  # less than 20 MB
+
+    def products(rows: int) -> float:
+        return 2 * EXPERT_PARAMS * rows / TENSOR
+
+    assert took("4bit", 1) == round(packed)
+    assert took("4bit", 2) == round(products(2 + 100))
+    assert took("4bit", 1, 64, 2) == round(packed + products(64 + 100) + products(2 + 100))
+    assert took("bf16", 2) == round(EXPERT_BYTES / LARGE)
+    assert took("bf16", 512) == round(products(512))
+
+
+@pytest.mark.parametrize(("columns", "rate"), [(9_999, SMALL), (10_000, LARGE)])
+def test_reads_of_20_million_bytes_are_large(columns: int, rate: float) -> None:
+    """Of an output head of 1000 inputs in bf16, and of a network's weights and biases in fp32."""
+    shape = ModelShape(**QWEN.model_dump() | {"hidden_size": 1000, "vocab_size": columns})
+    costs = CostModel(A6000, shape, "bf16")
+    assert costs.ns(Op(OpKind.HEAD, 0, (1,)), Lane.DEVICE) == round(2 * 1000 * columns / rate)
+    network = Op(OpKind.PREDICT, 0, (1,), network=(4999, columns // 10))
+    weights = 4 * 5000 * (columns // 10)
+    assert costs.ns(network, Lane.DEVICE) == round(weights / rate)

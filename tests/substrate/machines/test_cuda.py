@@ -221,7 +221,16 @@ def test_what_the_host_computes_ahead_or_late_does_not_depend_on_time(
     assert_bit_identical(late, early)
 
 
-def test_evicted_experts_are_written_back_before_their_slot_is_overwritten(checkpoint, resident):
+def test_evicted_experts_are_written_back_before_their_slot_is_overwritten(
+    checkpoint, resident, monkeypatch
+):
+    written, write = [], CardRecords.write_back
+
+    def noted(self, layer, expert, slot):
+        written.append((layer, (expert,)))
+        write(self, layer, expert, slot)
+
+    monkeypatch.setattr(CardRecords, "write_back", noted)
     system = build("moe-ondemand")
     type(system.evict).writes_back, before = True, type(system.evict).writes_back
     try:
@@ -231,6 +240,7 @@ def test_evicted_experts_are_written_back_before_their_slot_is_overwritten(check
     assert_bit_identical(outputs, resident)
     backs = [span for span in timeline.spans if span.op.kind is OpKind.WRITE_BACK]
     assert len(backs) > 20
+    assert written == [(span.op.layer, span.op.experts) for span in backs]
     assert timeline.bytes_moved(Lane.D2H) == sum(span.moved_bytes for span in backs) > 0
 
 

@@ -7,7 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from moebench.substrate.machines.energy import Meter, open_meter, rapl_zones, simulated
+from moebench.substrate.machines.energy import (
+    Meter,
+    RaplZone,
+    figures,
+    open_meter,
+    rapl_zones,
+    simulated,
+)
 from moebench.substrate.machines.profile import HardwareProfile, load_profile, profile_names
 from tests.harness.run.test_document import timeline
 
@@ -214,3 +221,31 @@ def test_the_processor_alone_is_not_the_energy_of_a_run_on_a_card(
     found = meter.figures(4)
     assert found["energy_j"] is None
     assert found["energy"]["reason"]
+
+
+def test_figures_have_four_decimals_and_none_without_all_parts() -> None:
+    parts = {"gpu": 1.234561, "host": 2.0}
+    assert figures(parts, "RAPL", None, 5) == {
+        "energy_j": 3.2346, "tokens_per_kj": round(5000 / 3.234561, 4),
+        "energy": {"source": "RAPL", "parts_j": {"gpu": 1.2346, "host": 2.0}, "reason": None},
+    }  # fmt: skip
+    assert figures(parts, None, "no card", 5) == {
+        "energy_j": None, "tokens_per_kj": None,
+        "energy": {"source": None, "parts_j": {"gpu": 1.2346, "host": 2.0}, "reason": "no card"},
+    }  # fmt: skip
+    nothing = figures({}, "simulated", None, 5)
+    assert (nothing["energy_j"], nothing["tokens_per_kj"]) == (0, None)
+    assert figures(parts, "RAPL", None, 0)["tokens_per_kj"] == 0
+
+
+def test_a_zone_counts_in_microjoules_and_restarts_after_its_range(tmp_path: Path) -> None:
+    zone = RaplZone("host", tmp_path)
+    (tmp_path / "energy_uj").write_text("1500000\n")
+    (tmp_path / "max_energy_range_uj").write_text("2999999\n")
+    assert (zone.read_j(), zone.wraps_at_j) == (1.5, 3.0)
+    meter = Meter("RAPL", [zone])
+    for before, after in ((2_500_000, 500_000), (500_000, 500_000), (0, 2_999_999)):
+        (tmp_path / "energy_uj").write_text(str(before))
+        with meter:
+            (tmp_path / "energy_uj").write_text(str(after))
+    assert meter.joules == {"host": pytest.approx(1.0 + 0.0 + 2.999999)}

@@ -57,6 +57,21 @@ def test_measured_times_are_not_negative(field: str) -> None:
         measured(**{field: -1})
 
 
+def test_points_have_rows_and_copies_make_nothing_faster() -> None:
+    least = Point(rows=1, ns=0)
+    assert (least.pairs, least.spread) == (0, 0)
+    for change in ({"rows": 0}, {"pairs": -1}, {"ns": -1}, {"spread": -0.1}):
+        (field,) = change
+        with pytest.raises(ValidationError, match=field):
+            Point(**{"rows": 1, "pairs": 0, "ns": 5.0, "spread": 0.0, **change})
+    assert (measured().beside_copies, measured().read_alone_ns, measured().host.keys()) == (
+        1, 0, {OpKind.EXPERT},
+    )  # fmt: skip
+    assert measured(beside_copies=1.0).beside_copies == 1
+    with pytest.raises(ValidationError, match="beside_copies"):
+        measured(beside_copies=0.99)
+
+
 PROFILE = load_profile("a6000").model_copy(update={"measured": measured()})
 COSTS = cost_model(PROFILE, OLMOE, "bf16")
 
@@ -188,3 +203,39 @@ def test_copies_slow_the_device_while_they_are_under_way():
     # The copy ends after 35 of it, in which 28 were done.
     assert times(m.submit(short, Lane.DEVICE)) == (872, 872 + 35 + 72)
     assert times(m.submit(short, Lane.DEVICE)) == (984, 984 + 100)
+
+
+def test_the_control_threads_times_are_whole_and_the_same_for_any_software():
+    given = measured(submit_ns=2.6, gap_ns=5.7, wake_ns=9.4, decision_ns=6.6, beside_copies=1.25)
+    profile = load_profile("a6000", "hf-eager").model_copy(update={"measured": given})
+    costs = cost_model(profile, OLMOE, "bf16")
+    assert (costs.load_submit_ns, costs.copy_submit_ns) == (3, 3)
+    assert (costs.sync_ns, costs.decision_ns) == (9, 7)
+    assert costs.lost_beside_copies == pytest.approx(0.2)
+    assert costs.synchronous
+    assert not costs.waits_each_layer, "which this software does where it is not measured"
+    assert CostModel(profile, OLMOE, "bf16").waits_each_layer
+    for lane, ns in ((Lane.DEVICE, 6), (Lane.PREDICT, 6), (Lane.HOST, 3), (Lane.H2D, 3)):
+        op = Op(OpKind.EXPERT, 0, (1, 2), (0, 1))
+        assert costs.control_ns(op, lane) == costs.first_launch_ns(op, lane) == ns
+
+
+def test_copies_from_pageable_memory_take_longer_by_the_links_ratio():
+    link = PROFILE.link
+    ratio = link.h2d(True).bytes_per_s / link.h2d(False).bytes_per_s
+    assert ratio > 1
+    load = Op(OpKind.LOAD, 0, (), (0,))
+    for pinned, ns in ((None, 800), (True, 800), (False, 800 * ratio)):
+        costs = cost_model(PROFILE, OLMOE, "bf16", pinned=pinned)
+        assert costs.ns(load, Lane.H2D) == round(ns)
+        assert costs.least_load_ns(0) == pytest.approx(ns)
+
+
+def test_a_policys_own_network_is_priced_by_the_roofline():
+    network = Op(OpKind.PREDICT, 0, (2,), network=(64, 32, 8))
+    roofline = CostModel(PROFILE, OLMOE, "bf16")
+    for lane in (Lane.DEVICE, Lane.PREDICT, Lane.HOST):
+        assert COSTS.ns(network, lane) == roofline.ns(network, lane)
+    # What the host was not measured with is priced so, too, not by the device's times.
+    attend = Op(OpKind.ATTEND, 0, (1,), (), 20, 20)
+    assert COSTS.ns(attend, Lane.HOST) == roofline.ns(attend, Lane.HOST) != 120

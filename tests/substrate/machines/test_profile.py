@@ -32,6 +32,7 @@ from moebench.substrate.machines.profile import (
     machine_name,
     profile_names,
     software_names,
+    with_numbers,
 )
 from moebench.substrate.machines.profile_ranges import moved
 
@@ -609,3 +610,34 @@ def test_other_numbers_are_refused_in_one_line(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as error:
         load_profile(name)
     assert "\n" not in str(error.value)
+
+
+def test_numbers_that_are_given_with_a_machines_name_keep_their_unit() -> None:
+    profile = load_profile("a6000", "hf-eager")
+    found = with_numbers(profile, {"host.gemv_bandwidth": 50.0, "gpu.large_read_efficiency": 0.5})
+    known = dict(found.quantities())
+    bandwidth, share = known["host.gemv_bandwidth"], known["gpu.large_read_efficiency"]
+    old = dict(profile.quantities())
+    for number, field, value in (
+        (bandwidth, "host.gemv_bandwidth", 50.0), (share, "gpu.large_read_efficiency", 0.5),
+    ):  # fmt: skip
+        assert (number.value, number.unit, number.badge) == (value, old[field].unit, "estimate")
+        assert number.source == "given with the machine's name"
+        assert number.range is None
+        assert type(number) is type(old[field])
+    changed = {field for field, number in known.items() if number != old[field]}
+    assert changed == {"host.gemv_bandwidth", "gpu.large_read_efficiency"}
+    assert with_numbers(profile, {}) == profile
+
+
+def test_a_number_that_no_machine_has_or_cannot_have_is_refused_with_what_can_be() -> None:
+    profile = load_profile("a6000")
+    with pytest.raises(UsageError, match=r"^machine a6000: no number host\.gemv; allowed: host\."):
+        with_numbers(profile, {"host.gemv": 50.0})
+    with pytest.raises(UsageError, match=r"no number 123; allowed: disk\..*software\."):
+        with_numbers(profile, {"123": 1.0})
+    unit = dict(profile.quantities())["host.gemv_bandwidth"].unit
+    with pytest.raises(UsageError) as caught:
+        with_numbers(profile, {"host.gemv_bandwidth": -1.0})
+    limits = Bandwidth.limits(unit)
+    assert str(caught.value) == f"machine a6000: host.gemv_bandwidth=-1 {unit}: allowed: {limits}"

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,26 @@ def test_a_record_is_read_whole_in_stripes_or_not(keep, in_flight, store, checkp
         (note,) = disk.notes
         assert f"{in_flight} reads in flight" in note
         assert ("through the page cache, as asked" in note) is keep
+
+
+def test_both_stripes_of_a_record_are_under_way_at_the_same_time(store, monkeypatch):
+    monkeypatch.setattr(records, "LEAST_READ_BYTES", ALIGNMENT)
+    with DiskRecords(store, 2) as disk:
+        assert disk.stride_bytes == 2 * ALIGNMENT
+        together, read = threading.Barrier(2), disk._read
+        parts = []
+
+        def waiting(layer: int, expert: int, buffer: memoryview, first: int) -> None:
+            parts.append((first, first + len(buffer)))
+            together.wait(timeout=20)
+            read(layer, expert, buffer, first)
+
+        monkeypatch.setattr(disk, "_read", waiting)
+        disk.copy(1, 0, slot_for(disk), 0, disk.stride_bytes)
+    starts, ends = zip(*sorted(parts), strict=True)
+    assert (starts[0], ends[-1]) == (0, disk.stride_bytes)
+    assert starts[1:] == ends[:-1]
+    assert all(start % ALIGNMENT == 0 for start in starts)
 
 
 def test_parts_of_a_record_go_to_their_places(store, checkpoint):

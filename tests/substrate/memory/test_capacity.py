@@ -1,14 +1,16 @@
 """How many experts fit: budgets of S3 (Qwen2-57B-A14B in bf16 on the A6000 box), by hand."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
-from moebench.substrate.memory.capacity import Budget, Capacity, Request, Room, plan
+from moebench.substrate.memory.capacity import Budget, Capacity, Request, Room, plan, slots_by_form
 from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.models.shape import Form
 
 A6000 = load_profile("a6000")
 QWEN = model_shape("qwen2-57b-a14b")
@@ -401,3 +403,79 @@ def test_given_host_memory_counts_in_a_pool_too():
     assert capacity(pool(128), free_host_bytes=5 * EXPERT_BYTES, slots=9).host.budget_bytes == (
         5 * EXPERT_BYTES
     )
+
+
+# ----------------------------------------------------------------------------- records
+
+#: Forms of records: whole, half in the run's own precision, and in 8 bits.
+FORMS = (Form(), Form("half", share=0.5), Form("int8", dtype="int8"))
+
+
+def request(**options) -> Request:
+    return Request(
+        room=Room.of(A6000), shape=QWEN, precision="bf16", kv_tokens=1000, **options
+    )  # fmt: skip
+
+
+def of_form(*chosen: int):
+    """Return the forms of all experts' only records: the first of them, but for a few."""
+    found = np.full((28, 64), chosen[0])
+    found[3, : len(chosen)] = chosen
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "plain", "own", "host"),
+    [
+        ({}, "bf16", "bf16", ["bf16"]),
+        ({"expert_dtype": "int4"}, "int4", "int4", ["int4"]),
+        ({"expert_precision": "fp32"}, "bf16", "fp32", ["fp32"]),
+        ({"expert_precision": "fp32", "expert_dtype": "int4"}, "int4", "fp32", ["fp32"]),
+        ({"expert_dtype": 6.0}, 6.0, 6.0, [6.0]),
+        # Host memory has a record of each precision, and none of a part of one.
+        ({"forms": FORMS}, "bf16", "bf16", ["bf16", "int8"]),
+        ({"forms": FORMS[:2]}, "bf16", "bf16", ["bf16"]),
+    ],
+)
+def test_records_have_the_bytes_of_their_precision(options, plain, own, host):
+    found = request(**options)
+    assert found.plain_record_bytes == QWEN.expert_bytes(plain)
+    assert found.record_bytes == QWEN.expert_bytes(own)
+    assert found.host_record_bytes == sum(map(QWEN.expert_bytes, host))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "options", "size"),
+    [
+        ((0,), {}, QWEN.expert_bytes("bf16")),
+        ((1,), {}, QWEN.expert_bytes("bf16") // 2),
+        ((2,), {}, QWEN.expert_bytes("int8")),
+        ((1, 2), {}, QWEN.expert_bytes("int8")),
+        ((2, 0), {}, QWEN.expert_bytes("bf16")),
+        ((1,), {"expert_precision": "fp32"}, QWEN.expert_bytes("fp32") // 2),
+        ((0,), {"expert_precision": "fp32", "expert_dtype": 6.0}, QWEN.expert_bytes(6.0)),
+        ((2,), {"expert_precision": "fp32"}, QWEN.expert_bytes("int8")),
+    ],
+)
+def test_only_records_take_the_room_of_the_largest_form(chosen, options, size):
+    found = request(forms=FORMS, chosen_forms=of_form(*chosen), **options)
+    assert found.host_record_bytes == size
+
+
+def test_forms_have_the_share_of_slots_that_their_pools_have_of_the_bytes():
+    """Of 1000 bytes a quarter is for small records of 30, and a tenth for those of 50."""
+    forms = (Form(), Form("small", share=0.3, pool=0.25), Form("half", share=0.5, pool=0.1))
+    found = slots_by_form(forms, (100, 30, 50), 10)
+    assert found[1:] == [8, 2]
+    assert found[0] == (1000 - 8 * 30 - 2 * 50) // 100 == 6
+    assert slots_by_form(forms[:1], (100,), 10) == [10]
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({}, None), ({"slots": 7}, 7), ({"cache_ratio": 0.25}, 448), ({"all_resident": True}, TOTAL),
+     ({"cache_ratio": 0.0003}, 1), ({"cache_ratio": 0.5, "all_resident": True}, TOTAL)],
+)  # fmt: skip
+def test_experts_that_are_asked_for(options, asked):
+    assert request(**options).asked == asked
+    assert request(**options).experts == TOTAL == 28 * 64

@@ -97,3 +97,42 @@ def test_a_full_disk_is_refused_before_writing(
         f"{tmp_path / 'x'}: the expert records need 2.5 GB, 2 GB are free there; free some or give "
         "another --store"
     )
+
+
+def test_a_run_that_waited_for_another_one_uses_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run finishes between the first look and the lock."""
+    path = tmp_path / "x.bin"
+    looks = iter([False, True])
+
+    def finished(store: ExpertStore) -> bool:
+        if found := next(looks):
+            path.with_suffix(".partial").replace(path)  # as the other run does
+        return found
+
+    monkeypatch.setattr(ExpertStore, "_finished", finished)
+    monkeypatch.setattr(ExpertStore, "_write", lambda *_: pytest.fail("it is written again"))
+    store = ExpertStore.build(DummyWeights(SHAPE), path, torch.float32)
+    assert store.path == path
+    assert [*looks] == []
+    assert not path.with_suffix(".partial").exists()
+
+
+def test_a_disk_that_fills_up_while_records_are_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        path.with_suffix(".partial").unlink()  # by whoever made room meanwhile
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ExpertStore, "_write", full)
+    path = tmp_path / "x.bin"
+    total = ExpertStore(path, SHAPE, torch.float32).total_bytes
+    with pytest.raises(CheckpointError) as caught:
+        ExpertStore.build(DummyWeights(SHAPE), path, torch.float32)
+    assert str(caught.value) == (
+        f"{path}: the expert records could not be written (No space left on device); free "
+        f"{total * 1e-9:.3g} GB there, or give another --store"
+    )
+    assert [*tmp_path.iterdir()] == []

@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 
 import gguf
@@ -295,8 +296,8 @@ def test_changed_bytes_are_read_or_refused_with_one_line(
     ("content", "says"),
     [
         (b"", "empty file"),
-        (b"PK\x03\x04" * 20, "does not begin with GGUF"),
-        (b"GGUF" + struct.pack("<IQQ", 1, 1, 1), "GGUF version 1"),
+        (b"PK\x03\x04" * 20, "does not begin with GGUF; allowed: a GGUF file"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 1, 1), "version 1; allowed: 2 and 3; convert it again"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 1), "claims 9223372036854775808 tensors"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 2**40), "claims 1099511627776 key-values"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 2**62), "bytes of text"),
@@ -521,3 +522,158 @@ def test_parts_are_joined_with_the_values_of_the_first(tmp_path: Path) -> None:
 def test_blocks_of_every_type_until_nvfp4_are_known() -> None:
     known = {one.value for one in gguf.GGMLQuantizationType}
     assert {number for number in known if number <= gguf.GGMLQuantizationType.NVFP4} == {*BLOCKS}
+
+
+# ----------------------------------------------------------------------------- byte by byte
+
+
+def _text(text: str, order: str = "<") -> bytes:
+    return struct.pack(f"{order}Q", len(text.encode())) + text.encode()
+
+
+def _key(name: str, kind: int, value: bytes, order: str = "<") -> bytes:
+    return _text(name, order) + struct.pack(f"{order}I", kind) + value
+
+
+def _tensor(name: str, dims: tuple[int, ...], kind: int, offset: int) -> bytes:
+    numbers = struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+    return _text(name) + numbers
+
+
+def _header(
+    path: Path, keys: list[bytes], tensors: list[bytes] | None = None, data: bytes = b"",
+    version: int = 3, order: str = "<",
+) -> Header:  # fmt: skip
+    tensors = tensors or []
+    counts = struct.pack(f"{order}IQQ", version, len(tensors), len(keys))
+    path.write_bytes(b"".join([b"GGUF", counts, *keys, *tensors, data]))
+    return read_header(path)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("kind", "code", "value"),
+    [(0, "B", 200), (1, "b", -3), (2, "H", 60_000), (3, "h", -30_000), (4, "I", 4 * 10**9),
+     (5, "i", -(10**9)), (6, "f", 1e-6), (7, "?", True), (10, "Q", 2**63), (11, "q", -(2**62)),
+     (12, "d", 0.1)],
+)  # fmt: skip
+def test_every_type_of_value_in_both_orders_of_bytes(
+    tmp_path: Path, kind: int, code: str, value: float, order: str
+) -> None:
+    one = _key("one", kind, struct.pack(order + code, value), order)
+    few = struct.pack(f"{order}IQ2{code}", kind, 2, value, value)
+    found = _header(tmp_path / "m.gguf", [
+        one, _key("few", 9, few, order), _key("text", 8, _text("größer", order), order),
+        _key("texts", 9, struct.pack(f"{order}IQ", 8, 2) + 2 * _text("ab", order), order),
+    ], order=order).values  # fmt: skip
+    assert [*found] == ["one", "few", "text", "texts"]
+    assert found["one"] == value
+    assert type(found["one"]) is type(value)
+    assert found["few"] == pytest.approx((value, value), rel=1e-6)
+    assert found["text"] == "größer"
+    assert found["texts"] == Skipped(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "found"),
+    [
+        (8, _text("x" * 65_535), "x" * 65_535),
+        (8, _text("x" * 65_536), Skipped(65_536)),
+        (9, struct.pack("<IQ10000B", 0, 10_000, *[7] * 10_000), (7,) * 10_000),
+        (9, struct.pack("<IQ10001B", 0, 10_001, *[7] * 10_001), Skipped(10_001)),
+        (9, struct.pack("<IQ", 8, 2) + _text("ab") + _text("cde"), Skipped(2)),
+        (9, struct.pack("<IQ", 8, 0), Skipped(0)),
+    ],
+    ids=["text", "long text", "array", "long array", "texts", "no text"],
+)
+def test_a_value_may_end_where_the_file_does_but_not_beyond(
+    tmp_path: Path, kind: int, value: bytes, found: object
+) -> None:
+    path = tmp_path / "m.gguf"
+    assert _header(path, [_key("k", kind, value)]).values == {"k": found}
+    whole = path.read_bytes()
+    for missing in (1, 2, 5):
+        path.write_bytes(whole[:-missing])
+        with pytest.raises(CheckpointError) as caught:
+            read_header(path)
+        assert str(caught.value) == (
+            f"{path}: ends inside its header (at byte {len(whole) - missing}); download it again"
+        )
+
+
+ONE = _key("k", 0, b"\x01")
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "says"),
+    [
+        ([ONE, ONE], [], "key 'k' is empty or there twice; download"),
+        ([_key("", 0, b"\x01")], [], "key '' is empty or there twice"),
+        ([], [_tensor("t", (4,), 0, 0)] * 2, "a tensor is there twice; download"),
+        ([], [_tensor("", (4,), 0, 0)], "tensor '' has 1 dimensions (most: 4)"),
+        ([], [_tensor("t", (1,) * 5, 0, 0)], "tensor 't' has 5 dimensions (most: 4)"),
+        ([], [_tensor("t", (4, 0), 0, 0)], "tensor 't' has impossible dimensions"),
+        ([], [_tensor("t", (2**40 + 1,), 0, 0)], "tensor 't' has impossible dimensions"),
+        ([], [_tensor("t", (2**26, 2**24 + 1), 0, 0)], "tensor 't' has impossible dimensions"),
+        ([], [_tensor("t", (33, 2), 8, 0)],
+         "tensor 't' has rows of 33 weights, not of whole q8_0 blocks of 32; download"),
+        ([_key("k", 9, struct.pack("<IQ", 13, 1))], [], "array of unknown value type 13; download"),
+    ],
+)  # fmt: skip
+def test_what_no_header_can_say_is_refused(
+    tmp_path: Path, keys: list[bytes], tensors: list[bytes], says: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    with pytest.raises(CheckpointError) as caught:
+        _header(path, keys, tensors)
+    assert str(caught.value).startswith(f"{path}: {says}")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_largest_dimensions_and_both_versions_are_read(tmp_path: Path, version: int) -> None:
+    dims = [(), (2**40,), (2**25, 2**25), (1, 1, 1, 1)]
+    tensors = [_tensor(f"t{n}", some, 0, 0) for n, some in enumerate(dims)]
+    found = _header(tmp_path / "m.gguf", [ONE], tensors, version=version)
+    assert [(t.dims, t.kind, t.size_bytes) for t in found.tensors] == [
+        (some, "f32", 4 * prod(some)) for some in dims
+    ]
+    with pytest.raises(CheckpointError, match=r"GGUF version 4; allowed: 2 and 3; convert it"):
+        _header(tmp_path / "m.gguf", [ONE], version=4)
+
+
+@pytest.mark.parametrize(
+    ("what", "counts", "most"),
+    [("tensors", (200_000, 0), 200_000), ("key-values", (0, 10_000), 10_000)],
+)
+def test_a_header_claims_so_many_parts_at_most(
+    tmp_path: Path, what: str, counts: tuple[int, int], most: int
+) -> None:
+    path = tmp_path / "m.gguf"
+    beyond = f"its header claims {most + 1} {what} (most: {most}); download"
+    for more, says in ((0, "ends inside its header"), (1, beyond)):
+        claimed = [count + more if count else 0 for count in counts]
+        path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *claimed))
+        with pytest.raises(CheckpointError) as caught:
+            read_header(path)
+        assert str(caught.value).startswith(f"{path}: {says}")
+
+
+@pytest.mark.parametrize(("stated", "align"), [(None, 32), (64, 64), (0, 32), (2**21, 32)])
+def test_data_of_an_unknown_type_ends_where_the_next_tensors_begins(
+    tmp_path: Path, stated: int | None, align: int
+) -> None:
+    keys = [] if stated is None else [_key("general.alignment", 4, struct.pack("<I", stated))]
+    tensors = [_tensor("a", (8,), 99, 0), _tensor("c", (8,), 98, 640), _tensor("b", (8,), 0, 512)]
+    path = tmp_path / "m.gguf"
+    head = 4 + 20 + sum(map(len, [*keys, *tensors]))
+    padding = -head % align
+    found = _header(path, keys, tensors, bytes(padding + 700))
+    assert [(t.name, t.kind, t.size_bytes) for t in found.tensors] == [
+        ("a", "type 99", 512), ("c", "type 98", 60), ("b", "f32", 32),
+    ]  # fmt: skip
+    with pytest.raises(CheckpointError) as caught:
+        _header(path, keys, tensors, bytes(padding + 640))
+    assert str(caught.value) == (
+        f"{path}: tensor 'c' has the unknown type 98, and its data is not in the file, so that "
+        "its size is unknown; give the whole file"
+    )

@@ -226,6 +226,9 @@ def test_latent_attention() -> None:
     latent = described(ATTENTION | ROUTED, **(values | own))._latent()["latent"]
     assert (latent["qk_rope_head_dim"], latent["qk_nope_head_dim"]) == (64, 24 - 64)
     assert (latent["v_head_dim"], latent["q_lora_rank"]) == (16, None)
+    for width, field in (("key", " head_dim is 0"), ("value", "v_head_dim is 0")):
+        without = values | {f"attention__{width}_length": None}
+        assert field in refused(**without)
 
 
 def test_windows_of_patterns() -> None:

@@ -417,3 +417,33 @@ def test_rounded_experts_are_loaded_into_memory(
     assert isinstance(every_expert(out, torch.float32, torch.bfloat16), ResidentExperts)
     assert isinstance(every_expert(Checkpoint(directories["olmoe"]), torch.float32),
                       ResidentExperts)  # fmt: skip
+
+
+def test_an_import_that_cannot_be_written_goes_on_once_there_is_room(
+    directories, tmp_path, monkeypatch
+):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    out, write = tmp_path / "out", imported._write_records
+    monkeypatch.setattr(imported, "_write_records", full)
+    with pytest.raises(CheckpointError) as caught:
+        import_checkpoint(directories["olmoe"], out, "fp32")
+    assert str(caught.value) == (
+        f"{out}: cannot be written (No space left on device); what was finished there is intact: "
+        "free some space and give the same command again"
+    )
+    assert (out / JOURNAL).exists()
+    monkeypatch.setattr(imported, "_write_records", write)
+    import_checkpoint(directories["olmoe"], out, "fp32").verify()
+
+
+def test_an_import_is_no_source_and_no_place_of_another_one(directories, tmp_path):
+    out = import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32").path
+    with pytest.raises(CheckpointError) as caught:
+        import_checkpoint(out, tmp_path / "again", "fp32")
+    assert str(caught.value) == f"{out}: was imported; give it as --weights"
+    assert not (tmp_path / "again").exists()
+    with pytest.raises(CheckpointError) as caught:
+        import_checkpoint(directories["mixtral"], out, "fp32")
+    assert str(caught.value) == f"{out}: holds another import; give another --out"

@@ -23,6 +23,7 @@ from moebench.substrate.models.shape import (
     LatentAttention,
     ModelShape,
     RopeScaling,
+    Temperature,
     bits_per_weight,
     check_quantises,
     group_of,
@@ -548,6 +549,15 @@ def test_bytes_of_weights_by_hand():
     assert [group_of(n) for n in (256, 192, 96, 100, 7, 130, 254)] == [128, 64, 32, 100, 7, 65, 127]
 
 
+@given(st.integers(1, 20_000))
+def test_groups_divide_a_row_and_are_as_large_as_can_be(inputs):
+    """A prime row beyond the largest group has groups of one weight."""
+    fitting = [size for size in (128, 64, 32) if inputs % size == 0]
+    largest = max(size for size in range(1, 129) if inputs % size == 0)
+    assert group_of(inputs) == (fitting[0] if fitting else largest)
+    assert (group_of(131), group_of(127), group_of(129)) == (1, 127, 43)
+
+
 def test_what_cannot_be_quantised_is_refused():
     check_quantises(with_(expert_width=8), "int4")
     check_quantises(with_(hidden_size=12, expert_width=8), "row-int2")
@@ -608,3 +618,74 @@ def test_products_of_latent_attention_and_its_scale():
     assert (LATENT.products(decode=True), LATENT.products(decode=False)) == (12, 9)
     assert [yarn_mscale(factor, 0.7) for factor in (0.5, 1.0)] == [1.0, 1.0]
     assert yarn_mscale(math.e**2, 0.7) == pytest.approx(1.14)
+
+
+@pytest.mark.parametrize(
+    ("names", "least", "greatest"),
+    [
+        ("hidden_size vocab_size head_dim expert_width rotary_dim max_positions", 1, 10**9),
+        ("num_layers", 1, 10_000),
+        ("num_experts", 2, 2**16),
+        ("dense_width shared_width", 0, 10**9),
+        ("lookup_params", 0, 10**13),
+    ],
+)
+def test_numbers_lie_within_what_arithmetic_can_hold(names, least, greatest):
+    whole = {"dense_layers": (), "num_layers": 1}
+    for name in names.split():
+        for value in (least, greatest):
+            assert getattr(with_(**whole | {name: value}), name) == value
+        below = 0 if name == "num_experts" else least - 1
+        for value in (below, greatest + 1):
+            with pytest.raises(ValidationError, match=name):
+                with_(**whole | {name: value})
+
+
+def test_counts_of_attention_are_parameters_and_rates_are_above_zero():
+    assert with_(attention_counts=(0, 1, 2, 10**13)).layer_attention_params(3) == 10**13
+    for value in (-1, 10**13 + 1):
+        with pytest.raises(ValidationError, match="attention_counts"):
+            with_(attention_counts=(0, 1, 2, value))
+    for name in ("rope_theta", "norm_eps"):
+        assert getattr(with_(**{name: 1e-9}), name) == 1e-9
+        with pytest.raises(ValidationError, match=name):
+            with_(**{name: 0})
+    latent = {"kv_lora_rank": 1, "qk_rope_head_dim": 0, "qk_nope_head_dim": 1, "v_head_dim": 1}
+    assert LatentAttention(**latent, q_lora_rank=1).products(decode=False) == 2
+    scaling = {"factor": 0.5, "original_max_positions": 1}
+    window = {"kind": "sliding", "size": 1, "layers": ()}
+    for kind, good, names in (
+        (LatentAttention, latent | {"q_lora_rank": 1},
+         "kv_lora_rank qk_nope_head_dim v_head_dim q_lora_rank"),
+        (RopeScaling, scaling, "factor original_max_positions attention_factor beta_fast beta_slow "
+                               "long_attention_factor low_freq_factor high_freq_factor"),
+        (AttentionWindow, window, "size"),
+        (Temperature, {"floor": 0.5, "scale": 0.0}, "floor"),
+    ):  # fmt: skip
+        kind(**good)
+        for name in names.split():
+            assert getattr(kind(**good | {name: 1}), name) == 1
+            with pytest.raises(ValidationError, match=name):
+                kind(**good | {name: 0})
+
+
+def test_what_a_shape_leaves_out_is_the_usual():
+    found = {name: getattr(FOUR, name) for name in ModelShape.model_fields if name not in FIELDS}
+    assert found == {
+        "qkv_bias": False, "output_bias": False, "attention_sinks": False, "qk_norm": "none",
+        "latent": None, "clip_qkv": None, "rope_theta": 10_000.0, "rope_type": "default",
+        "rope_scaling": None, "rotary_dim": None, "rope_interleaved": False, "nope_layers": (),
+        "nope_temperature": None, "window": None, "max_positions": 4096, "norm": "rms",
+        "norm_eps": 1e-6, "tied_head": False, "head_bias": False, "expert_bias": False,
+        "swiglu_limit": None, "swiglu_alpha": 1.0, "shared_gated": False, "gate_bias": False,
+        "gate_jitter": 0.01, "gate_groups": None, "routed_scaling_factor": 1.0, "linear": None,
+        "other_heads": None, "indexer": None, "compressed": (), "output_gate": "none",
+        "shared_kv": False, "attention_counts": (), "ffn_matrices": 3, "without_attention": (),
+        "without_ffn": (), "lookup_params": 0,
+    }  # fmt: skip
+    scaling = RopeScaling(factor=2, original_max_positions=8).model_dump()
+    assert scaling == {
+        "factor": 2, "original_max_positions": 8, "attention_factor": 1, "mscale_all_dim": 0,
+        "long_attention_factor": 1, "beta_fast": 32, "beta_slow": 1, "truncate": True,
+        "low_freq_factor": 1, "high_freq_factor": 4, "short_factor": (), "long_factor": (),
+    }  # fmt: skip

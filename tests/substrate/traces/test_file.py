@@ -1,5 +1,6 @@
 """Traces in folders: complete or absent, streamed, and refused in one line when broken."""
 
+import hashlib
 import json
 import os
 import resource
@@ -215,6 +216,15 @@ def reshape(path: Path, name: str, shape: list[int]) -> None:
     change(path, arrays=arrays | {name: arrays[name] | {"shape": shape}})
 
 
+def rewrite(path: Path, name: str, change_array) -> None:
+    """Write another whole array, with its own dimensions and hash."""
+    file = path / f"{name}.npy"
+    np.save(file, change_array(np.load(file)))
+    arrays = json.loads((path / "trace.json").read_text())["arrays"]
+    digest, dims = hashlib.sha256(file.read_bytes()).hexdigest(), list(np.load(file).shape)
+    change(path, arrays=arrays | {name: arrays[name] | {"shape": dims, "sha256": digest}})
+
+
 def further(path: Path, name: str) -> None:
     """Change a trace's header so that array ``name`` holds predictions two layers ahead."""
     change(path, predictions={"gate": {"array": "predicted", "made": "", "further": [name]}})
@@ -248,6 +258,13 @@ def flip(file: Path) -> None:
         (lambda p: change(p, surprise=1), "surprise"),
         (lambda p: reshape(p, "embedding", [2, 4]), r"embedding\.npy is <f2 \(1, 4\)"),
         (lambda p: reshape(p, "hidden", [5, LAYERS + 1, 4]), r"hidden has rows of \(4, 4\)"),
+        (lambda p: rewrite(p, "phase", lambda a: a[1:]), r"phase\.npy has 4 rows"),
+        (lambda p: rewrite(p, "predicted", lambda a: a[1:]), "predicted has 2 rows for 3 tokens"),
+        (lambda p: rewrite(p, "embedding", lambda a: a[1:]), "trace, embedding has 0 rows; rec"),
+        (
+            lambda p: rewrite(p, "phase", lambda a: a[::-1].copy()),
+            "sequence 0 goes from decode back to prefill",
+        ),
         (lambda p: further(p, "predicted_2"), "has no array predicted_2"),
         (lambda p: further(p, "predicted"), r"predicted has rows of \(2, 5\), not \(1, 5\)"),
     ],
@@ -323,3 +340,55 @@ def test_a_full_disk_leaves_no_array_behind(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "greatest"), [("num_moe_layers", 10_000), ("num_experts", 65_536), ("top_k", 65_536)]
+)
+def test_dimensions_of_a_trace_are_whole_numbers_within_limits(name: str, greatest: int) -> None:
+    good = {"model": "m", "workload": "w", "num_moe_layers": 2, "num_experts": 4, "top_k": 1}
+    for value in (1, greatest):
+        assert getattr(Header.model_validate(good | {name: value}), name) == value
+    for wrong in (0, greatest + 1, 2.0, "2"):
+        with pytest.raises(ValueError, match=name):
+            Header.model_validate(good | {name: wrong})
+
+
+@pytest.mark.parametrize(("experts", "named"), [(1, "uint8"), (256, "uint8"), (257, "uint16")])
+def test_ids_of_256_experts_fit_in_a_byte(experts: int, named: str) -> None:
+    header = Header(model="m", workload="w", num_moe_layers=2, num_experts=experts, top_k=1)
+    assert header.ids_type == named
+    assert np.iinfo(named).max >= experts - 1
+    assert (header.version, header.ids_order, header.lossless) == (VERSION, "score", True)
+
+
+def test_arrays_are_a_mapping_whose_names_need_no_reading(path, monkeypatch):
+    write(path, whole_rows(0, 2, 3))
+    arrays = open_trace(path).arrays
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("an array is read"))
+    names = [*arrays]
+    assert len(arrays) == len(names) == len({*names})
+    assert {"ids", "sequence", "position", "phase", "chosen", "scores"} <= {*names}
+    assert "nothing" not in arrays
+    with pytest.raises(KeyError, match="nothing"):
+        arrays["nothing"]
+
+
+def test_shapes_that_no_array_can_have_are_refused(path):
+    write(path, whole_rows(0, 2, 3))
+    whole = (path / "trace.json").read_text()
+    reshape(path, "scores", [5, -1, 4])
+    with pytest.raises(InputError, match=r"a broken trace, scores has shape \(5, -1, 4\); record"):
+        open_trace(path)
+    arrays = json.loads(whole)["arrays"]
+    change(path, arrays=arrays | {"colours": arrays["ids"]})
+    with pytest.raises(InputError, match="a broken trace, unknown array 'colours'; record or"):
+        open_trace(path)
+
+
+def test_an_array_that_is_read_later_has_a_row_for_each_token(path):
+    write(path, whole_rows(0, 2, 3))
+    rewrite(path, "hidden", lambda array: array[1:])
+    trace = open_trace(path)
+    with pytest.raises(InputError, match=r"a broken trace, hidden\.npy has 4 rows; record"):
+        _ = trace.hidden_TLH

@@ -43,6 +43,28 @@ def test_reading_routes_as_decoding_does(decoder: Decoder) -> None:
             )
 
 
+def test_states_and_embeddings_of_each_text_are_kept_where_asked(decoder: Decoder) -> None:
+    """In half precision; a prompt's embedding is the mean of those of its first two tokens."""
+    plain = read(decoder, PROMPTS, prefill=2)
+    whole = read(decoder, PROMPTS, prefill=2, states=True, embeddings=True)
+    table = decoder._embedding.float().numpy()
+    for text, without, found in zip(PROMPTS, plain, whole, strict=True):
+        assert without.hidden_TLH is without.embedding_H is without.embedding_TH is None
+        assert found.embedding_TH is not None
+        assert found.embedding_H is not None
+        assert found.hidden_TLH is not None
+        assert found.embedding_TH.dtype == found.embedding_H.dtype == np.float16
+        np.testing.assert_array_equal(found.embedding_TH, table[text].astype(np.float16))
+        np.testing.assert_allclose(found.embedding_H, table[text[:2]].mean(axis=0), rtol=2e-3)
+        width = decoder.shape.hidden_size
+        assert found.hidden_TLH.shape == (len(text), len(decoder.shape.moe_layers), width)
+        assert found.hidden_TLH.dtype == np.float16
+        # Gates read what they read without being watched.
+        np.testing.assert_array_equal(found.ids_TLK, without.ids_TLK)
+        np.testing.assert_array_equal(found.scores_TLE, without.scores_TLE)
+        assert found.predicted_TLE.keys() == without.predicted_TLE.keys()
+
+
 def test_predictions_are_for_the_next_layer_only(decoder: Decoder) -> None:
     (routing,) = read(decoder, [PROMPTS[0]], prefill=1)
     assert set(routing.predicted_TLE) == {"gate", "normed", "layer"}
@@ -74,3 +96,16 @@ def test_margins_of_the_tokens_that_were_written() -> None:
         torch.tensor([[9.0, 1, 2], [1, 1, 0]]),
     ]
     np.testing.assert_allclose(margins(steps, [1, 2]), [0.5, 3.0, 0.0])
+
+
+def test_writing_goes_on_until_every_text_has_ended(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter([[7, 3], [9, 7], [1, 1], [2, 2]])
+    monkeypatch.setattr(decoder, "head", lambda: next(steps))
+    assert write(decoder, PROMPTS, 4, stop=7) == [[], [3]]
+    assert next(steps) == [1, 1], "both have ended after two steps"
+    steps = iter([[7, 3], [9, 8]])
+    assert write(decoder, PROMPTS, 2, stop=7) == [[], [3, 8]], "nothing follows an end"
+    steps = iter([[7, 3], [9, 8]])
+    assert write(decoder, PROMPTS, 2, stop=None) == [[7, 9], [3, 8]]

@@ -89,7 +89,12 @@ def test_a_text_that_was_read_can_be_taken_as_decoded(tmp_path):
     ("arrays", "says"),
     [
         ({"seq": np.zeros(3, np.int32)}, "seq is"),
-        ({"seq": np.array([1, 0, 0, 0], np.int32)}, "seq decreases"),
+        ({"seq": np.array([1, 0, 0, 0], np.int32)}, "seq decreases to 0 at token 1; sequences"),
+        ({"seq": np.array([0, 0, 2, 1], np.int32)}, "seq decreases to 1 at token 3; sequences"),
+        (
+            {"seq": np.zeros(4, np.int32), "phase": np.array([0, 1, 1, 0], np.uint8)},
+            "phase goes from 1, decode, back to 0, prefill, at token 3 of one sequence",
+        ),
         ({"ids": IDS[:, :, 0]}, "ids is"),
         ({"ids": IDS + 3}, "names expert 6 of 6"),
         ({"ids": np.zeros_like(IDS)}, "same expert twice"),
@@ -361,3 +366,20 @@ def test_every_real_trace_imports_and_replays(data_dir, tmp_path):
         made.engine.generate([[0] * trace.prompt(0)], passes)
         decode = made.counts["decode"]
         assert decode.active == (passes - 1) * shape.num_layers * shape.top_k
+
+
+@pytest.mark.parametrize(
+    ("seq", "tokens", "longest", "allowed"),
+    [([0, 0, 0, 0], 4, 4, "allowed: 1 to 3"), ([0, 0, 1, 1], 9, 2, "allowed: 1 to 1"),
+     ([0, 1, 2, 3], 1, 1, "leave it out")],
+)  # fmt: skip
+def test_a_prompt_of_all_tokens_leaves_nothing_to_decode(tmp_path, seq, tokens, longest, allowed):
+    source = publish(tmp_path / "a__b", {}, seq=np.array(seq, np.int32))
+    with pytest.raises(UsageError) as caught:
+        import_trace(source, tmp_path / "out", prompt_tokens=tokens)
+    assert str(caught.value) == (
+        f"--prompt-tokens {tokens}: the longest sequence of {source} has {longest} tokens, nothing "
+        f"would be decoded; {allowed}"
+    )
+    if longest > 1:
+        import_trace(source, tmp_path / "out", prompt_tokens=longest - 1)

@@ -355,3 +355,29 @@ def test_gates_are_predicted_across_a_dense_layer_too(tmp_path):
     replayed, again = replay(trace, model, "moe-ondemand", overrides)
     assert (facts(replayed), again) == (facts(live), tokens)
     assert live.counts["decode"].prefetched_used > 0
+
+
+def test_predictions_are_made_as_a_system_sees_them_or_as_their_kind_says() -> None:
+    found = recorded_predictions({Lookahead.NORMED}, "daop")
+    assert [*found] == [Lookahead.GATE, Lookahead.NORMED, Lookahead.LAYER]
+    gate, normed, layer = found.values()
+    assert (gate.array, gate.further) == (
+        "predicted_gate", ("predicted_gate_2", "predicted_gate_3"),
+    )  # fmt: skip
+    assert (normed.array, normed.further) == ("predicted_normed", ())
+    assert (layer.array, layer.further) == ("predicted_layer", ())
+    assert normed.made == "as daop saw it"
+    assert gate.made == "later norms and gates on each layer's post-attention state"
+    assert layer.made == "shared experts, next attention, next gate; no routed expert computed"
+    asked = {Lookahead.GATE, Lookahead.SHARED, Lookahead.EXACT}
+    with pytest.raises(UsageError, match="mine asks for predictions of kind exact, which traces do "
+                                         "not hold; record another system"):  # fmt: skip
+        recorded_predictions(asked, "mine")
+
+
+def test_the_header_of_a_recording_has_the_models_dimensions() -> None:
+    shape = small_shape(layers=4, experts=6, dense_layers=(0,))
+    header = header_of(shape, "olmoe", "gsm8k")
+    assert (header.model, header.workload, header.num_moe_layers) == ("olmoe", "gsm8k", 3)
+    assert (header.num_experts, header.top_k) == (6, shape.top_k)
+    assert header.scores == f"what the {shape.gate} gate ranks experts by"

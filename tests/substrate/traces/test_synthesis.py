@@ -24,6 +24,7 @@ from moebench.substrate.traces.synthesis import (
     DrawnPredictions,
     Synthesis,
     Topology,
+    _bisect,
     compared,
     correlation_for_recall,
     prefill_for_similarity,
@@ -275,3 +276,19 @@ def test_a_bad_file_of_recipes_is_one_line(tmp_path, text, says):
     with pytest.raises(InputError, match=says) as error:
         recipes(file)
     assert "\n" not in str(error.value)
+
+
+def test_a_rising_function_is_searched_between_two_ends():
+    calls = []
+
+    def square(x: float) -> float:
+        calls.append(x)
+        return x * x
+
+    assert _bisect(square, 4.0, 0.0, 2.0) == 2.0, "its largest value is reached at the end"
+    assert _bisect(square, 9.0, 0.0, 2.0) == 2.0, "or nowhere"
+    assert calls == [2.0, 2.0]
+    assert _bisect(square, 0.25, 0.0, 2.0, steps=3) == 0.375  # between .25 and .5
+    assert calls[2:] == [2.0, 1.0, 0.5, 0.25]
+    assert _bisect(square, -1.0, 0.0, 2.0, steps=2) == 0.25
+    assert _bisect(square, 0.3, 0.0, 1.0) == pytest.approx(0.3**0.5, abs=1e-3)

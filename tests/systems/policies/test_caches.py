@@ -16,6 +16,7 @@ from moebench.substrate.analysis.cache_replay import replay, requests, token_ste
 from moebench.substrate.errors import UsageError
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import open_trace
+from moebench.systems.policies.caches import _LeCaR
 from moebench.systems.registry import make
 from tests.systems.policies.golden import golden_trace
 from tests.systems.views import cache, shape
@@ -288,3 +289,19 @@ def test_a_run_starts_afresh(name, options):
     steps = [(0, (key,)) for key in routed()[:800]]
     first, second = (replay(policy, [steps], topology(1, 64, 1), 9) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize(("variant", "first"), [("original", 3), ("libcachesim", 5)])
+def test_the_rarest_allowed_key_is_chosen_by_id_or_age(variant, first):
+    pool = _LeCaR(4, variant, 0.45, 0)
+    for count, keys in ((2, [1]), (1, [5, 3])):  # in the order in which they reached it
+        pool.by_count[count].update(dict.fromkeys(keys))
+    allowed = np.ones(8, dtype=bool)
+    assert pool.rarest(allowed) == first
+    allowed[first] = False
+    assert pool.rarest(allowed) == 8 - first
+    allowed[[3, 5]] = False
+    assert pool.rarest(allowed) == 1
+    allowed[1] = False
+    with pytest.raises(LookupError, match="no key is allowed"):
+        pool.rarest(allowed)

@@ -141,3 +141,19 @@ def test_a_window_out_of_range_is_one_line(window):
     assert LowestAverageScore().window == 8
     LowestAverageScore(window=0)
     LowestAverageScore(window=4096)
+
+
+def test_the_average_of_an_expert_is_over_the_iterations_that_it_has():
+    policy = started(LowestAverageScore(window=2))
+    averages = [
+        [4, 2, 1, 1],  # one iteration
+        [5 / 2, 6 / 2, 3 / 2, 2 / 2],  # two
+        [7 / 3, 8 / 3, 6 / 3, 3 / 3],  # three
+        [7 / 3, 7 / 3, 6 / 3, 4 / 3],  # the last three
+    ]
+    for iteration, expected in zip(ITERATIONS, averages, strict=True):
+        see(policy, iteration)
+        found = [8 * policy.average(key) for key in range(4)]
+        assert found == pytest.approx(expected)
+    see(policy, [2, 1, 3, 2], layer=1)
+    assert 8 * policy.average(6) == pytest.approx(3)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.systems.policies.genetic import equal, search
+from moebench.systems.policies.genetic import _filled, equal, search
 
 #: Accuracy by number of experts, of two layers.
 ACCURACY = [[0, 0.5, 0.8, 0.9, 0.95], [0, 0.2, 0.4, 0.6, 0.8]]
@@ -78,3 +78,22 @@ def test_a_plan_of_many_layers_is_near_the_optimum():
     even = worth(value_LN, equal(24, 144, 16))
     assert even < found <= first + rest + 1e-9
     assert found - even > 0.8 * (first + rest - even)
+
+
+def test_each_slot_goes_where_the_next_one_gains_most():
+    value_LN = np.array([[0, 0.5, 0.6, 0.9], [0, 0.4, 0.8, 0.85]])
+    # Gains of the next: .5 and .4; .1 and .4; .1 and .05; then the second layer's .05 or .3.
+    for limit, numbers in ((1, [1, 0]), (2, [1, 1]), (3, [1, 2]), (4, [2, 2]), (5, [3, 2])):
+        assert _filled(np.array([0, 0]), value_LN, limit) == numbers
+    assert _filled(np.array([3, 0]), value_LN, 5) == [3, 2], "a full layer takes no more"
+    assert _filled(np.array([2, 3]), value_LN, 99) == [3, 3]
+    assert _filled(np.array([3, 3]), value_LN, 4) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("layers", "limit", "most", "numbers"),
+    [(3, 9, 4, [3, 3, 3]), (3, 10, 4, [4, 3, 3]), (2, 0, 4, [0, 0]), (2, 7, 4, [4, 3]),
+     (2, 8, 4, [4, 4]), (2, 9, 4, [4, 4])],
+)  # fmt: skip
+def test_equal_numbers_differ_by_one_at_most(layers, limit, most, numbers):
+    assert equal(layers, limit, most) == numbers

@@ -6,6 +6,7 @@ import pytest
 from moebench.substrate.errors import UsageError
 from moebench.systems.options import build
 from moebench.systems.policies.route import RandomSubstitution
+from moebench.systems.registry import POLICIES, policy_class
 from tests.systems.views import shape, view
 
 ROWS = np.random.default_rng(0).random((200, 8))
@@ -62,3 +63,16 @@ def test_it_is_lossless_only_without_a_share():
 def test_values_out_of_range_are_refused(options):
     with pytest.raises(UsageError, match="allowed"):
         RandomSubstitution(**options)
+
+
+def test_which_routings_keep_the_models_tokens_and_prompts():
+    """By α: those that replace experts within a band of it keep them at 0 alone."""
+    made = {name: policy_class("route", name)() for name in POLICIES["route"]}
+    by_alpha = {"expert-cache", "set-order", "cache-prior"}
+    assert {name for name, one in made.items() if one.has_alpha} == by_alpha
+    assert {name for name, one in made.items() if one.lossless_at(0)} == {"exact", *by_alpha}
+    assert {name for name, one in made.items() if one.lossless_at(0.25)} == {"exact"}
+    learnt = {"masked", "hash-function"}
+    assert {name for name, one in made.items() if not one.exact_prefill} == learnt
+    assert not RandomSubstitution(prefill=True).exact_prefill
+    assert {name for name, one in made.items() if one.resident_only} == {"masked"}
