@@ -1,13 +1,16 @@
 """Properties of the claims of all papers and of the field, and of the shipped results."""
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from moebench.harness.reproduce.claim import PaperClaims
-from moebench.harness.reproduce.evidence import Evidence
+from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError
 from moebench.results.claims import PAPERS, Tag, Verdict, read
 from moebench.results.store import Store
 from moebench.substrate.machines.profile import load_profile
@@ -162,3 +165,49 @@ def test_numbers_of_experiments_are_uncertain_on_a_machine_that_they_use(
             for number in uncertain(load_profile(spec.machine, spec.software))
         }
         assert set(experiment.numbers) <= known, experiment.name
+
+
+#: Claims that read no run and take a second to count or to price.
+COUNTED = {"S-14 host prefill limit", "D-3 block on the CPU", "F-7 OLMoE 32", "F-7 Qwen3 32",
+           "F-9 search"}  # fmt: skip
+
+#: Claims that price experts or read a table.  Their experiment says over which numbers' ranges.
+PRICED = {"S-9 third", "S-14 PCIe over GPU, v2", "S-14 CPU over GPU, v2", "S-14 PCIe over GPU, v1",
+          "S-14 CPU over GPU, v1", "S-14 CPU over PCIe"}  # fmt: skip
+
+
+@pytest.mark.parametrize("paper", REGISTRIES)
+def test_claims_and_exhibits_need_the_experiments_that_they_ask_for(
+    paper: PaperClaims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells of experiments that are not named as needed would not be run beforehand.
+
+    Measures end at the first experiment that they ask for, which here has no runs.
+    """
+    asked: list[str] = []
+
+    def missing(self: Evidence, *experiments: Experiment) -> NoReturn:
+        asked.extend(experiment.name for experiment in experiments)
+        raise MissingEvidenceError("no runs")
+
+    for name in ("runs", "present", "jobs", "specs"):
+        monkeypatch.setattr(Evidence, name, missing)
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=False)
+
+    def asked_by(*made: Callable[[Evidence], object] | None) -> set[str]:
+        asked.clear()
+        for make in filter(None, made):
+            with suppress(MissingEvidenceError):
+                make(evidence)
+        return set(asked)
+
+    for claim in paper.claims:
+        if claim.measure is not None and claim.id not in COUNTED:
+            found = asked_by(claim.measure, claim.control)
+            needed = {one.name for one in claim.needs}
+            assert found == (set() if claim.id in PRICED else needed), claim.id
+            assert needed or claim.id not in PRICED, claim.id
+    for show in paper.exhibits:
+        found, needed = asked_by(show.make), {one.name for one in show.needs}
+        first = show.make.__name__ == "_table" and found < needed  # of two, one after the other
+        assert found == needed or first, show.make.__name__
