@@ -46,6 +46,32 @@ def test_a_bad_client_is_dropped_and_named_and_the_right_one_goes_on(
     assert place.asks(client) == {"value": 5}
 
 
+@pytest.mark.parametrize(
+    ("request_", "wrong"),
+    [
+        ({"ask": "ppl", "inputs": ["a"], "mask_length": [-1]}, "greater than or equal to 0"),
+        ({"ask": "generate", "inputs": ["a"], "max_out_len": 0, "stops": []},
+         "greater than or equal to 1"),
+        ({"ask": "token_len", "input": 3}, "valid string"),
+        ({"ask": "token_len", "input": "a", "x": 1}, "Extra inputs are not permitted"),
+        ({"ask": "other"}, "'generate', 'ppl', 'token_len'"),
+    ],
+)  # fmt: skip
+def test_a_request_is_checked_as_one_of_its_own_kind(
+    place: Place, request_: dict[str, object], wrong: str
+) -> None:
+    sent = json.dumps(request_)
+    client = right(place)
+    client.sendall(f"{sent}\n".encode())
+    place.turns()
+    (line,) = place.said
+    start, _, end = line.partition(" is no request (")
+    assert start.startswith("a client of OpenCompass's socket was dropped: ")
+    assert end.endswith(")")
+    assert wrong in end
+    assert place.counts == []
+
+
 def test_a_line_without_end_is_dropped(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opencompass_server, "LONGEST", 1000)
     client = right(place)
