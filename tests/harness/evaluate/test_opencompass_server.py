@@ -101,6 +101,20 @@ def test_a_flood_of_strangers_does_not_starve_the_right_client(place: Place) -> 
     assert place.asks(late) == {"value": 5}
 
 
+def test_of_too_many_strangers_the_one_that_waits_longest_is_dropped(place: Place) -> None:
+    waiting = []
+    for _ in range(STRANGERS + 2):
+        waiting.append(place.client())
+        place.turns(1)
+    for one in waiting:
+        one.setblocking(False)
+    assert [one.recv(1) for one in waiting[:2]] == [b"", b""], "closed by the server"
+    for one in waiting[2:]:
+        with pytest.raises(BlockingIOError):
+            one.recv(1)
+    assert place.said == []
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from(HOSTILE)), max_size=6))
 def test_whatever_strangers_send_the_right_client_is_answered(parts: list[bytes]) -> None:
