@@ -211,6 +211,7 @@ def test_broken_models_and_profiles_are_said(monkeypatch: pytest.MonkeyPatch) ->
     assert doctor._profiles() == ("machines", True, f"{count} profiles")
     with monkeypatch.context() as patch:
         patch.setattr(extras, "require_weights", broken)
+        patch.setattr(catalogue, "scale_names", lambda: ["a model without its files"])
         assert doctor._scale_models() == ("scale models", False, "this is broken")
     with monkeypatch.context() as patch:
         patch.setattr(catalogue, "scale_names", list)
