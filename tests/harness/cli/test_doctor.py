@@ -196,6 +196,10 @@ def test_what_is_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch
     assert doctor._packages() == ("packages", False, "missing: absent; reinstall moebench")
     versions["absent"] = "0.1"
     assert doctor._packages() == ("packages", True, "absent 0.1, extra -, present 1.2")
+    lines[:] = ["present", "no-limits", "neither"]  # of any version
+    assert doctor._packages() == (
+        "packages", False, "missing: no-limits, neither; reinstall moebench"
+    )  # fmt: skip
     monkeypatch.setattr(metadata, "requires", lambda name: None)
     assert doctor._packages() == ("packages", True, "")
 
