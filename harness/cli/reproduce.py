@@ -80,7 +80,7 @@ def reproduce(
         _show_plan(chosen, evidence, _known(target), jobs)
         return
     require_writable(store)
-    require_writable(target)
+    require_writable(target, "--out")
     if figures is not None:
         require("vl_convert", "--figures")
         require_writable(figures, "--figures")

@@ -203,9 +203,13 @@ def _gate_losses(
 
 
 def _optimizers(model: nn.Module, recipe: TrainingRecipe) -> list[torch.optim.Optimizer]:
-    """Return Muon for matrices between embedding and head, and AdamW for the rest with routers."""
+    """Return AdamW for norms, biases and routers, and Muon for all other matrices.
+
+    Muon also trains embedding and head, which its authors leave to AdamW: the scale models that
+    ship were trained so.
+    """
     named = list(model.named_parameters())
-    own = [p for n, p in named if p.ndim < 2 or n.rsplit("/")[-1] in ("embed", "head", "router")]
+    own = [p for n, p in named if p.ndim < 2 or n.endswith("/router")]
     rest = {id(p) for p in own}
     matrices = [p for _, p in named if id(p) not in rest]
     return [

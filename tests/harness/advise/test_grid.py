@@ -29,6 +29,9 @@ def test_a_grid_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     write_grid(tmp_path / name, written)
     found = read_grid(tmp_path / name)
     assert found.points[0].rows == rounded_rows
+    for read in found.points[0].rows:
+        flags = (type(read.lossless), type(read.checked), type(found.points[0].fits))
+        assert flags == (bool, bool, bool), "0 and 1 would be written as numbers in an answer"
     assert found.points[1] == written.points[1]
     assert (found.machines, found.errors, found.between) == (
         written.machines, written.errors, written.between,

@@ -32,6 +32,22 @@ def asked(model: str = "gpt-oss-120b", **more: Any) -> Question:
     return question(model=model, quant=None, hardware=hardware(gpu="rtx-3090", ram="64"), **more)
 
 
+@pytest.mark.parametrize(
+    ("form", "bytes_of_32"),
+    [
+        ("f16", 64), ("bf16", 64), ("f32", 128), ("fp8", 32),
+        # Of 32 values, ggml keeps a scale in two bytes, some a least value in two more, and
+        # of values with five bits the fifth ones in four bytes.
+        ("q8_0", 2 + 32), ("q5_1", 2 + 2 + 4 + 16), ("q5_0", 2 + 4 + 16), ("q4_1", 2 + 2 + 16),
+        ("q4_0", 2 + 16), ("iq4_nl", 2 + 16),
+    ],
+)  # fmt: skip
+def test_values_of_the_kv_cache_have_the_bytes_of_their_format(form: str, bytes_of_32: int) -> None:
+    one = asked("qwen3-30b-a3b", context="32k")
+    expected = bytes_of_32 / 64 * kv_bytes(one, LLAMA)
+    assert kv_bytes(one, replace(LLAMA, kv=form)) == pytest.approx(expected)
+
+
 def test_weights_have_the_size_of_the_published_file() -> None:
     # gpt-oss-120b in MXFP4 is 59.02 GiB (rows of results/measured name this size).
     need = needs(asked(), RULES["llama.cpp"], LLAMA)

@@ -78,6 +78,7 @@ def row(fits: str, forced: bool = False) -> Any:
         ([row("pages", forced=True)], 4096,
          "fits with a context of at most 4,096 tokens, not with 32,768"),
         ([], 32767, "fits with a context of at most 32,767 tokens, not with 32,768"),
+        ([], 1, "fits with a context of at most 1 tokens, not with 32,768"),
         ([], 32768, "does not fit: see the reason of each engine"),
         ([], 0, "does not fit: see the reason of each engine"),
     ],

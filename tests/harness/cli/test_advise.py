@@ -274,7 +274,7 @@ def answered(**more: Any) -> Any:
     found = {
         "ranking": rank(points, DEMAND, {}), "fits": {"smoe": FIT, "new": None},
         "measured": {"smoe": {0.0: 100.0, 0.3: 50.0}, "new": {0.5: 9.0}},
-        "left_out": {"belady": "[red]knows the future"}, "notes": ["no better than chance"],
+        "left_out": {"belady": "[red]knows the future"}, "notes": ["[1] no better than chance"],
     }  # fmt: skip
     return runs.Advice(**{**found, **more})
 
@@ -301,7 +301,7 @@ def test_the_ranking_and_the_next_commands_are_shown(capsys: pytest.CaptureFixtu
         "the others: 0.123 ms off (root mean square), 0.568 at most",
         "new: 1 α measured; three are needed to fit T(α)",
         "left out: belady: [red]knows the future",
-        "note: no better than chance",
+        "note: [1] no better than chance",
     ]
     assert lines[4].startswith("a quick look: prompts 2, new tokens 4; ± is a 95 % t interval")
 

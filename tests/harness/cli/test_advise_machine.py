@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import moebench
-from moebench.harness.cli.advise_machine import show
+from moebench.harness.cli.advise_machine import _ends, show
 from tests.harness.commands import call, refused
 
 PARTS = ("--gpu", "rtx-3090", "--cpu", "ryzen-5950x", "--ram", "64")
@@ -251,6 +251,17 @@ def test_notes_are_of_the_engines_that_they_are_about(capsys: pytest.CaptureFixt
     ]  # fmt: skip
     out, said = shown(capsys, document(left_out={"c": "no"}))
     assert (out, said) == ([HEAD], ["left out: c: no"])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.5, "+0.5 (-1 to 2)"), (0.0, "0 (-1 to 2)"), (-0.5, "-0.5 (-1 to 2)"),
+     (99.96, "+100 (-1 to 2)"), (99.4, "+99.4 (-1 to 2)"), (100.4, "+100 (-1 to 2)"),
+     (-1234.5, "-1,234 (-1 to 2)"), (0.01234, "+0.0123 (-1 to 2)")],
+)  # fmt: skip
+def test_a_gain_has_three_digits_and_a_sign_if_it_is_one(value: float, said: str) -> None:
+    assert _ends({"value": value, "low": -1.0, "high": 2.0}, "+") == said
+    assert _ends({"value": value, "low": -1.0, "high": 2.0}) == said.removeprefix("+")
 
 
 def test_gains_of_purchases_have_signs(capsys: pytest.CaptureFixture[str]) -> None:

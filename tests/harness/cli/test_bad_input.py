@@ -409,6 +409,40 @@ def test_places(here: Path, options: tuple[str, ...], says: str) -> None:
     assert re.search(says, refused(*SMOE, *options))
 
 
+ROOFS = ("--model", "mixtral-8x7b", "--machine", "a6000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("sweep", "plan.yaml", "--store", "file"), "--store file: file is not a folder"),
+        (("search", "--store", "file"), "--store file: file is not a folder"),
+        (("search", "--out", "file/x.yaml"), "file is not a folder; give another place"),
+        (("reproduce", "daop", "--store", "file"), "--store file: file is not a folder"),
+        (("reproduce", "daop", "--out", "file"), "--out file: file is not a folder"),
+        (("reproduce", "daop", "--figures", "file"), "--figures file: file is not a"),
+        (("accuracy", "--out", "folder"), "--out folder: this is a folder; give a file in it"),
+        (("accuracy", "--out", "file/x.csv"), "file is not a folder; give another place"),
+        (("machines", "roofline", *ROOFS, "--svg", "file/x.svg"), "/file is not a folder"),
+        (("machines", "roofline", *ROOFS, "--svg", "x.png"), "allowed: a name that ends in .svg"),
+        (("report", "--html", "folder"), "--html folder: this is a folder; give a file in it"),
+        (("advise", "--html", "no/x.html"), "--html no/x.html: no such folder no"),
+        (("advise", "--html", "folder"), "--html folder: this is a folder; give a file in it"),
+        (("advise", "--setting", "S3", "--tpot-ms", "9", "--store", "file"), "--store file: file"),
+        (("validate", "--published", "--html", "no/x.html"), "--html no/x.html: no such folder no"),
+        (("validate", "--published", "--out", "no/x.json"), "--out no/x.json: no such folder no"),
+        (("validate", "--add-row", "no/x.csv"), "--add-row no/x.csv: no such folder no"),
+        (("validate", "--add-row", "x.txt"), "the name of a file of rows ends in .csv"),
+    ],
+)  # fmt: skip
+def test_places_of_other_commands(here: Path, arguments: tuple[str, ...], says: str) -> None:
+    (here / "folder").mkdir()
+    (here / "file").write_text("in the way")
+    plan = {"common": {"setting": "S3"}, "product": {"system": ["smoe"]}}
+    (here / "plan.yaml").write_text(json.dumps(plan))
+    assert says in refused(*arguments)
+
+
 def test_a_store_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     """The superuser may write anywhere, so the system's answer is replaced."""
     from moebench.harness import arguments

@@ -84,6 +84,9 @@ def test_a_card_is_measured_in_bf16_unless_it_is_said(
         (("--precision", "bf16"), "--precision bf16: the processor has fp32"),
         (("--weights", "x"), "give --weights DIR, or --model NAME"),
         (("--out", "."), "--out .: give a file in a folder that exists"),
+        (("--out", "no/x.yaml"), "--out no/x.yaml: give a file in a folder that exists"),
+        (("--out", "x.json"), "--out x.json: a profile's name ends in .yaml"),
+        (("--out", "null.yaml"), "--out null.yaml: no plain file"),
         (("--store", "file"), "file is not a folder"),
     ],
 )
@@ -91,6 +94,7 @@ def test_a_calibration_that_cannot_be_is_refused_before_it_begins(
     options: tuple[str, ...], says: str, asked: list[Any]
 ) -> None:
     Path("file").write_text("")
+    Path("null.yaml").symlink_to("/dev/null")
     assert says in refused("calibrate", "--model", SCALE_MODEL, "--out", "x.yaml", *options)
     assert asked == []
 

@@ -196,6 +196,10 @@ def test_what_is_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch
     assert doctor._packages() == ("packages", False, "missing: absent; reinstall moebench")
     versions["absent"] = "0.1"
     assert doctor._packages() == ("packages", True, "absent 0.1, extra -, present 1.2")
+    lines[:] = ["present", "no-limits", "neither"]  # of any version
+    assert doctor._packages() == (
+        "packages", False, "missing: no-limits, neither; reinstall moebench"
+    )  # fmt: skip
     monkeypatch.setattr(metadata, "requires", lambda name: None)
     assert doctor._packages() == ("packages", True, "")
 
@@ -211,6 +215,7 @@ def test_broken_models_and_profiles_are_said(monkeypatch: pytest.MonkeyPatch) ->
     assert doctor._profiles() == ("machines", True, f"{count} profiles")
     with monkeypatch.context() as patch:
         patch.setattr(extras, "require_weights", broken)
+        patch.setattr(catalogue, "scale_names", lambda: ["a model without its files"])
         assert doctor._scale_models() == ("scale models", False, "this is broken")
     with monkeypatch.context() as patch:
         patch.setattr(catalogue, "scale_names", list)

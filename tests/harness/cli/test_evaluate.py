@@ -109,11 +109,11 @@ def test_task_files_are_written_for_lm_eval_alone(
         lm_eval_tasks, "write_tasks",
         lambda asked, folder: written.append(([one.name for one in asked], folder)),
     )  # fmt: skip
-    called = call(*OPTIONS, "--task-files", "files")
-    assert written == [(["arithmetic", "facts"], Path("files"))]
+    called = call(*OPTIONS, "--task-files", "[files]")
+    assert written == [(["arithmetic", "facts"], Path("[files]"))]
     assert called.err == (
         "written; type: python -m moebench.lm_eval run --model moebench --model_args "
-        "system=smoe,setting=S3 --include_path files --tasks arithmetic,facts\n"
+        "system=smoe,setting=S3 --include_path [files] --tasks arithmetic,facts\n"
     )
     assert noted.resolved == []
     other = [*OPTIONS, "--task-files", "files"]

@@ -112,6 +112,9 @@ def test_import_keeps_the_weights_and_writes_a_manifest(here: Path) -> None:
     assert entry["measured"] is None
 
 
+TOO_LARGE = " MB in fp16; a scale model has at most 13 MB: choose smaller widths"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -120,7 +123,7 @@ def test_import_keeps_the_weights_and_writes_a_manifest(here: Path) -> None:
         ({"num_local_experts": 4}, "num_experts is 4"),
         ({"tie_word_embeddings": True}, "tied_head is True"),
         ({"vocab_size": 256}, "tokenizer.json holds token"),
-        ({"intermediate_size": 1100}, "a scale model has at most 13 MB"),
+        ({"intermediate_size": 1100}, TOO_LARGE),
     ],
 )
 def test_import_refuses_in_one_line(here: Path, changes: dict[str, Any], message: str) -> None:
@@ -129,6 +132,9 @@ def test_import_refuses_in_one_line(here: Path, changes: dict[str, Any], message
     assert message in called.err
     assert len(called.err.splitlines()) == 1
     assert not (here / ".moebench").exists()
+    if message == TOO_LARGE:
+        parameters = read_shape(here / NAME / "config.json").total_params
+        assert called.err == f"moebench: {here / NAME}: {2e-6 * parameters:.1f}{TOO_LARGE}\n"
 
 
 def test_import_of_weights_that_fp16_cannot_hold_is_refused(here: Path) -> None:

@@ -11,14 +11,20 @@ import pytest
 from rich.console import Console
 
 from moebench.harness import extras
+from moebench.harness.api import compare
 from moebench.harness.cli import report
+from moebench.harness.run import repeat
 from moebench.reports.compare import conditions, tables
 from moebench.reports.formats import svg, trackers
+from moebench.reports.page import page
 from moebench.reports.page import runs as page_runs
 from moebench.reports.page import static_figures as figures
-from moebench.reports.sections import throughput
+from moebench.reports.page.page import Contents
+from moebench.reports.sections import accuracy, throughput
+from moebench.results import claims, searches
 from moebench.results.accuracy_table import write_table
 from moebench.results.store import Store
+from moebench.substrate.analysis import components
 from tests.harness.commands import call, refused
 from tests.harness.commands import run as execute
 from tests.reports.alpha import ROWS
@@ -363,3 +369,59 @@ def test_static_figures_have_curves_of_the_runs_with_details(
     assert (runs, beside, views) == (whole, "matrix of 3", ["view"])
     assert (curves, timelines) == (read["curves"], {"timelines": ["a", "c"]})
     assert read["written"] == (["drawn", "history"], Path("out"))
+
+
+def test_a_page_holds_what_was_stored_of_its_runs_and_what_ships_where_nothing_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the runs shown in full, one is no longer stored: the page shows its summary alone."""
+    runs = [{"run_id": name} for name in ("a", "b", "c")]
+    documents = {"a": {"run_id": "a", "whole": True}, "c": {"run_id": "c", "whole": True}}
+    folder, read = Path("st"), dict[str, Contents]()
+    store = SimpleNamespace(
+        directory=folder, get=documents.get, timelines=lambda ids: {"timelines": ids}
+    )
+    monkeypatch.setattr(page_runs, "detailed", lambda given: [one["run_id"] for one in given])
+    monkeypatch.setattr(
+        repeat, "repeats", lambda of, whole: {"repeats": [one["run_id"] for one in whole]}
+    )
+    monkeypatch.setattr(
+        throughput, "load", lambda of, whole: {"curves": [one["run_id"] for one in whole]}
+    )
+    monkeypatch.setattr(accuracy, "load", lambda: ["shipped view"])
+    monkeypatch.setattr(claims, "read", lambda: ["shipped claims"])
+    monkeypatch.setattr(components, "documents", lambda: ["components"])
+    monkeypatch.setattr(compare, "stated", lambda: "settings")
+    monkeypatch.setattr(searches, "read_searches", lambda of: ([f"search in {of}"], ["x: bad"]))
+
+    def render(contents: Contents, out: Path, source: str) -> None:
+        out.write_bytes(b"x" * 1_250_000)
+        read[out.name] = contents
+        assert source == "st"
+
+    monkeypatch.setattr(page, "render", render)
+    write: Any = report._write_page
+    write(tmp_path / "own", store, runs, ["view"], ["cell"], ["claims"], "history", "table")
+    write(tmp_path / "none", store, runs[:1], [], [], [], None, None)
+    same: Any = {
+        "components": ["components"], "settings": "settings", "searches": ["search in st"],
+    }  # fmt: skip
+    own: Any = {
+        "commands": {"repeats": ["a", "c"]}, "timelines": {"timelines": ["a", "b", "c"]},
+        "accuracy": ["view"], "failed": ["cell"], "claims": ["claims"], "history": "history",
+        "equal_memory": "table", "shipped": [], "curves": {"curves": ["a", "c"]},
+        "documents": documents,
+    }  # fmt: skip
+    shipped: Any = {
+        "commands": {"repeats": ["a"]}, "timelines": {"timelines": ["a"]},
+        "accuracy": ["shipped view"], "failed": [], "claims": ["shipped claims"],
+        "shipped": ["accuracy", "claims"], "curves": {"curves": ["a"]},
+        "documents": {"a": documents["a"]},
+    }  # fmt: skip
+    assert read == {"own": Contents(runs, **same, **own),
+                    "none": Contents(runs[:1], **same, **shipped)}  # fmt: skip
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "left out: x: bad", f"3 runs in {tmp_path / 'own'} (1.2 MB)",
+        "left out: x: bad", f"1 run in {tmp_path / 'none'} (1.2 MB)",
+    ]  # fmt: skip

@@ -38,11 +38,17 @@ def test_the_table_has_a_mean_of_every_figure_with_its_badge(here: Path) -> None
     assert shown.code == 0
     rows = dict(line.split("\t") for line in shown.out.splitlines())
     assert rows["figure"] == "mean"
-    values = [run("smoe", "--seed", seed)["metrics"]["tpot_ms"]["mean"] for seed in ("0", "1")]
+    documents = [run("smoe", "--seed", seed) for seed in ("0", "1")]
+    values = [document["metrics"]["tpot_ms"]["mean"] for document in documents]
     half = T_1 * statistics.stdev(values) / 2**0.5
     assert rows["TPOT"] == f"{statistics.fmean(values):.2f} ± {half:.2f} ms [estimate]"
     assert "[" not in rows["agreement"]
-    assert "over seeds 0 to 1" in shown.err
+    *_, explained, named = shown.err.splitlines()
+    assert explained == (
+        "± is half the 95% interval of the mean (Student's t) over seeds 0 to 1, which draw the "
+        "prompts; the profile's own uncertainty is not in it"
+    )
+    assert named == f"runs {documents[0]['run_id']}, {documents[1]['run_id']}"
 
 
 def test_figures_that_a_run_lacks_have_no_mean(here: Path) -> None:

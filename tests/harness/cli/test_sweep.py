@@ -72,7 +72,7 @@ def test_finished_cells_are_summed_up(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_failed_and_impossible_cells_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     cells = [job(n) for n in range(4)]
-    impossible = failed(1, "--batch 3 is too large", None)
+    impossible = failed(1, "--batch 3 is too large [4]", None)
     broken = failed(2, "it broke", "t.txt")
     other = failed(9, "not of this sweep", "t.txt")
     some: Any = Store({"c0": "r0"}, impossible, broken, other)
@@ -80,14 +80,14 @@ def test_failed_and_impossible_cells_are_told_apart(capsys: pytest.CaptureFixtur
     assert code == 1
     assert json.loads(out)["cells"] == [
         {"cell_id": "c0", "run_id": "r0", "error": None},
-        {"cell_id": "c1", "run_id": None, "error": "--batch 3 is too large"},
+        {"cell_id": "c1", "run_id": None, "error": "--batch 3 is too large [4]"},
         {"cell_id": "c2", "run_id": None, "error": "it broke"},
         {"cell_id": "c3", "run_id": None, "error": None},
     ]
     assert err[0] == (
         "4 cells: 1 done (0 were known), 1 failed, 1 not possible here; moebench report shows them"
     )
-    assert err[1].startswith("not possible here, 1 cell: --batches 3 is too large (smoe ")
+    assert err[1].startswith("not possible here, 1 cell: --batches 3 is too large [4] (smoe ")
     assert err[2] == (
         "moebench report names the failures; the same sweep with --retry-failed runs these cells "
         "again"
@@ -95,7 +95,7 @@ def test_failed_and_impossible_cells_are_told_apart(capsys: pytest.CaptureFixtur
     cannot: Any = Store({"c0": "r0"}, impossible)
     code, _, err = shown(capsys, cells, 4, cannot, True, False)
     assert code == 0, "what is possible is done"
-    assert err[1].startswith("not possible here, 1 cell: `batch` 3 is too large")
+    assert err[1].startswith("not possible here, 1 cell: `batch` 3 is too large [4]")
     assert err[2] == "the same sweep with --retry-failed tries these cells again"
     none: Any = Store({}, impossible)
     assert shown(capsys, cells[1:2], 1, none, True, False)[0] == 1
@@ -114,7 +114,7 @@ def test_planned_cells_are_listed_with_their_state(
 ) -> None:
     monkeypatch.setattr(showing, "forecast_of", forecast)
     store: Any = None
-    one = plan([job(1), job(2), job(3)], {"c0": "done"}, {"c3": "--batch 3: no", "c0": "x"})
+    one = plan([job(1), job(2), job(3)], {"c0": "done"}, {"c3": "--batch 3: [no]", "c0": "x"})
     assert command._show_plan(one, store, 1, False) == 0
     out, err = capsys.readouterr()
     rows = [line.split("\t") for line in out.splitlines()]
@@ -124,7 +124,7 @@ def test_planned_cells_are_listed_with_their_state(
     ]  # fmt: skip
     assert rows[1][2] == showing.title(job(0).spec)
     assert err.splitlines() == [
-        "not possible here, 1 cell: --batches 3: no",
+        "not possible here, 1 cell: --batches 3: [no]",
         "4 cells: 1 done, 2 to run, 1 not possible here; 2 at a time, about 2 min: 2 cells by its "
         "rates",
     ]
@@ -133,7 +133,7 @@ def test_planned_cells_are_listed_with_their_state(
     assert document["estimate_s"] == 130.8
     assert [(row["cell_id"], row["state"], row.get("error")) for row in document["cells"]] == [
         ("c0", "done", None), ("c1", "to run", None), ("c2", "to run", None),
-        ("c3", "not possible here", "--batch 3: no"),
+        ("c3", "not possible here", "--batch 3: [no]"),
     ]  # fmt: skip
     assert "error" not in document["cells"][0]
     assert document["cells"][1]["spec"] == job(1).spec.model_dump()

@@ -1,7 +1,9 @@
 """Scores as lm-evaluation-harness reports them, and as a run's document holds them."""
 
+import os
 import sys
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,4 +54,46 @@ def test_the_document_holds_plain_numbers() -> None:
             "metrics": [{"name": "acc", "value": 0.5, "whole": 1.0, "guessing": None,
                          "stderr": None, "higher_is_better": None, "items": ()}],
         }],
+    }  # fmt: skip
+
+
+def test_only_the_tasks_that_were_written_are_run_and_without_a_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Tasks of lm-eval's own have the same names, and data sets that are downloaded."""
+    seen: list[Any] = []
+
+    def simple_evaluate(**given: Any) -> dict[str, Any]:
+        seen.append((given, os.environ["HF_HUB_OFFLINE"], os.environ["HF_DATASETS_OFFLINE"]))
+        return {"of": given["tasks"]}
+
+    def manager(**given: Any) -> Any:
+        return given
+
+    names = ("lm_eval", "lm_eval.tasks", "moebench.harness.evaluate.lm_eval_model")
+    fakes: dict[str, Any] = {name: ModuleType(name) for name in names}
+    fakes["lm_eval"].simple_evaluate = simple_evaluate
+    fakes["lm_eval.tasks"].TaskManager = manager
+    fakes[names[2]].RespondingLM = lambda *given: ("model", *given)
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(
+        lm_eval_run, "write_tasks", lambda asked, folder: seen.append((asked, folder))
+    )
+    monkeypatch.setattr(lm_eval_run, "_result", lambda one, found: (one.name, found["of"]))
+    asked: Any = [SimpleNamespace(name="gsm8k"), SimpleNamespace(name="facts")]
+    session: Any = "the session"
+    progress: Any = "progress"
+    found = lm_eval_run.evaluate(session, asked, tmp_path, progress)
+    assert found == [("gsm8k", ["gsm8k", "facts"]), ("facts", ["gsm8k", "facts"])]  # type: ignore[comparison-overlap]
+    assert seen[0] == (asked, tmp_path)
+    given, *offline = seen[1]
+    assert offline == ["1", "1"]
+    assert given.pop("bootstrap_iters") == lm_eval_run.BOOTSTRAP
+    assert given == {
+        "model": ("model", session, progress), "tasks": ["gsm8k", "facts"],
+        "task_manager": {"include_path": str(tmp_path), "include_defaults": False},
+        "log_samples": True,
     }  # fmt: skip

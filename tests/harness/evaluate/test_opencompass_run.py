@@ -109,7 +109,13 @@ def test_tasks_are_answered_until_the_process_ends(
             self.answered(2)
             assert running()
 
-    process = SimpleNamespace(poll=lambda: None, wait=lambda: code)
+    seen: list[Any] = []
+
+    def wait() -> int:
+        assert seen, "it does not end before it is answered"
+        return code
+
+    process = SimpleNamespace(poll=lambda: None, wait=wait)
 
     def start(session: Any, given: Any, folder: Path, server: Any, file: Path) -> Any:
         log.append((given, folder, server[1], file))
@@ -125,7 +131,6 @@ def test_tasks_are_answered_until_the_process_ends(
     monkeypatch.setattr(opencompass_run, "_stop", lambda one: log.append(one))
     monkeypatch.setattr(opencompass_run, "write_data", lambda given, out: log.append((given, out)))
     monkeypatch.setattr("secrets.token_hex", lambda size: "t" * size)
-    seen: list[Any] = []
     session: Any = SimpleNamespace(spec=SimpleNamespace(batch=2), responder="responder")
 
     def evaluate() -> list[TaskResult]:

@@ -46,6 +46,32 @@ def test_a_bad_client_is_dropped_and_named_and_the_right_one_goes_on(
     assert place.asks(client) == {"value": 5}
 
 
+@pytest.mark.parametrize(
+    ("request_", "wrong"),
+    [
+        ({"ask": "ppl", "inputs": ["a"], "mask_length": [-1]}, "greater than or equal to 0"),
+        ({"ask": "generate", "inputs": ["a"], "max_out_len": 0, "stops": []},
+         "greater than or equal to 1"),
+        ({"ask": "token_len", "input": 3}, "valid string"),
+        ({"ask": "token_len", "input": "a", "x": 1}, "Extra inputs are not permitted"),
+        ({"ask": "other"}, "'generate', 'ppl', 'token_len'"),
+    ],
+)  # fmt: skip
+def test_a_request_is_checked_as_one_of_its_own_kind(
+    place: Place, request_: dict[str, object], wrong: str
+) -> None:
+    sent = json.dumps(request_)
+    client = right(place)
+    client.sendall(f"{sent}\n".encode())
+    place.turns()
+    (line,) = place.said
+    start, _, end = line.partition(" is no request (")
+    assert start.startswith("a client of OpenCompass's socket was dropped: ")
+    assert end.endswith(")")
+    assert wrong in end
+    assert place.counts == []
+
+
 def test_a_line_without_end_is_dropped(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opencompass_server, "LONGEST", 1000)
     client = right(place)
@@ -73,6 +99,20 @@ def test_a_flood_of_strangers_does_not_starve_the_right_client(place: Place) -> 
         assert place.asks(client) == {"value": 5}
     late = right(place)
     assert place.asks(late) == {"value": 5}
+
+
+def test_of_too_many_strangers_the_one_that_waits_longest_is_dropped(place: Place) -> None:
+    waiting = []
+    for _ in range(STRANGERS + 2):
+        waiting.append(place.client())
+        place.turns(1)
+    for one in waiting:
+        one.setblocking(False)
+    assert [one.recv(1) for one in waiting[:2]] == [b"", b""], "closed by the server"
+    for one in waiting[2:]:
+        with pytest.raises(BlockingIOError):
+            one.recv(1)
+    assert place.said == []
 
 
 @settings(max_examples=150, deadline=None)

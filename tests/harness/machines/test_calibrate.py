@@ -309,6 +309,18 @@ def test_copies_slow_the_operations_beside_them(monkeypatch: pytest.MonkeyPatch)
     assert len(machine.loads) == 5 * 2048
     until.end_ns = 10
     assert made.beside_copies(90.0) == 1, "nothing ran beside them"
+    # It waits for the last of four copies, and counts what ran beside any of them.
+    made_, waited = list[Any](), list[Any]()
+
+    def load(op: Op, client: Any) -> Any:
+        made_.append(SimpleNamespace(end_ns=600 + 100 * (len(made_) % 4)))
+        return made_[-1]
+
+    monkeypatch.setattr(machine, "load", load)
+    monkeypatch.setattr(machine, "wait", waited.append)
+    assert made.beside_copies(90.0) == round((130 + 50) / (100 + 40), 4)
+    assert waited == made_[3::4]
+    monkeypatch.setattr(machine, "load", lambda op, client: machine.loads.append(op) or until)
     monkeypatch.setattr(made, "generate", lambda *given: [span(OpKind.ATTEND, 100, 90)])
     until.end_ns = 900
     assert made.beside_copies(90.0) == 1

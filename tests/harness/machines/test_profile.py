@@ -168,3 +168,15 @@ def test_a_whole_profile_says_how_each_number_was_measured(
         },
         "measured": times.model_dump(mode="json"),
     }  # fmt: skip
+
+
+def test_a_profile_is_written_as_it_is_read_by_people(tmp_path: Path) -> None:
+    """In its own order and letters, with equal parts in full, with lines of up to 100 letters."""
+    same = {"value": 2, "unit": "µs"}
+    long = " ".join(["word"] * 19)
+    given = {"name": "é", "gpu": {"z": same, "a": same}, "about": long}
+    write_profile(given, tmp_path / "x.yaml")
+    part = "    value: 2\n    unit: µs\n"
+    assert (tmp_path / "x.yaml").read_text(encoding="utf-8") == (
+        f"name: é\ngpu:\n  z:\n{part}  a:\n{part}about: {long}\n"
+    )

@@ -233,6 +233,29 @@ def test_a_file_of_other_content_is_refused_with_one_line(tmp_path: Path, text: 
     assert "\n" not in str(info.value)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "allowed"),
+    [
+        ((2, 2, 2), True), ((2, 1, 3), True), ((999_999, 1, 999_999), True),
+        ((1, 0, 2), False), ((1, 2, 3), False), ((3, 1, 2), False), ((1, 1, 1e6), False),
+    ],
+)  # fmt: skip
+def test_a_rate_lies_within_its_range_and_is_possible(
+    numbers: tuple[float, float, float], allowed: bool, tmp_path: Path
+) -> None:
+    """A value, its lowest and its highest; a terabyte in a microsecond is no rate."""
+    one_form = {"kernels": "x", "bits": 4.5, "gb_s": {"1": {"1": numbers}}}
+    text = json.dumps({"formats": {"q4_k": one_form}})
+    (tmp_path / "here.products.json").write_text(text)
+    if allowed:
+        read = read_products(tmp_path / "here.yaml")
+        assert read is not None
+        assert tuple(read.rates["q4_k"][1][1]) == numbers
+    else:
+        with pytest.raises(ProfileError, match="not a file of measured products"):
+            read_products(tmp_path / "here.yaml")
+
+
 @pytest.mark.parametrize("size", [6, 7, 2])
 def test_memory_is_filled_with_copies_of_a_block(size: int) -> None:
     memory = np.zeros(size, np.uint8)

@@ -398,6 +398,8 @@ def test_cards_hold_hot_experts_together() -> None:
     together = case(**cache, cached_experts_or_slots="1.5 GiB").hot
     assert each == pytest.approx(3 * 2**30 / (EXPERTS * EXPERT))
     assert together == pytest.approx(each / 2)
+    cache["n_gpu"] = None
+    assert case(**cache, cached_experts_or_slots="1.5 GiB per GPU").hot == together
 
 
 @pytest.mark.parametrize("text", ["auto", "all free VRAM"])
@@ -411,6 +413,9 @@ def test_a_cache_may_fill_what_is_free(text: str, flags: str, kept: int) -> None
                n_gpu=2)  # fmt: skip
     more = 24 * 2**30 * 0.94 - 3 * 2**30
     assert two.hot == pytest.approx((room + more) / (EXPERTS * EXPERT), rel=1e-6)
+    unsaid = case(system="llama.cpp-moe-cache", cached_experts_or_slots=text, other_flags=flags,
+                  n_gpu=None)  # fmt: skip
+    assert unsaid.hot == one.hot, "one card if a row does not say how many"
 
 
 def test_only_experts_of_host_layers_are_hot() -> None:

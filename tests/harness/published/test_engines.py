@@ -27,6 +27,31 @@ def test_engines_are_known_by_the_beginning_of_their_names() -> None:
         assert found.name
 
 
+def test_engines_differ_from_llama_cpp_in_these_rules() -> None:
+    """Software for which experts are copied in decode has kernels on the card and locks pages."""
+    plain = {
+        "software": "ggml", "misses": "host", "streams_from": 32, "pinned": False, "kernels": "",
+        "products": "llama.cpp", "caches": False, "overlap": True, "loads": "active",
+    }  # fmt: skip
+    copying = {"misses": "link", "pinned": True, "software": "python-graphs"}
+    expected: dict[str, dict[str, Any]] = {
+        "ik_llama.cpp": {"name": "llama.cpp", "software": "ik", "products": "ik_llama.cpp"},
+        "llama.cpp-moe-cache": {"name": "llama.cpp", "caches": True},
+        "llama.cpp": {"name": "llama.cpp"}, "Ollama 0.5": {"name": "llama.cpp"},
+        "LM Studio": {"name": "llama.cpp"}, "koboldcpp": {"name": "llama.cpp"},
+        "ktransformers": {"software": "kt", "streams_from": None, "products": "ktransformers"},
+        "kt-kernel": {"name": "ktransformers", "software": "kt", "streams_from": None,
+                      "products": "ktransformers"},
+        "exllamav3": {"pinned": True}, "gnf4": {**copying, "overlap": False}, "vLLM": copying,
+        "tinyserve": {**copying, "software": "hf-eager", "caches": True},
+    }  # fmt: skip
+    for system, differences in expected.items():
+        found = engine_named(system)
+        assert found is not None
+        assert found._asdict() == {"name": system.lower(), **plain, **differences}, system
+    assert len(expected) == len(ENGINES)
+
+
 def test_repacked_rows_have_kernels_of_their_own_on_the_host_alone() -> None:
     plain = rules("ik_llama.cpp")
     assert plain.streams_from is not None

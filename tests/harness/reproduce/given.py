@@ -1,5 +1,6 @@
 """Runs that a test gives to all experiments."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,3 +18,12 @@ def with_runs(monkeypatch: pytest.MonkeyPatch, *runs: Any) -> list[Experiment]:
 
     monkeypatch.setattr(Evidence, "runs", given)
     return asked
+
+
+def by_experiment(monkeypatch: pytest.MonkeyPatch, runs: Mapping[str, list[Any]]) -> None:
+    """Give each experiment its own runs, by its name."""
+
+    def given(self: Evidence, *experiments: Experiment) -> Runs:
+        return Runs(run for experiment in experiments for run in runs[experiment.name])
+
+    monkeypatch.setattr(Evidence, "runs", given)

@@ -378,6 +378,43 @@ def test_where_placing_again_wins(tmp_path: Path) -> None:
     assert "updates, TPOT: frequency wins at every share" in said
 
 
+def test_claims_of_placement_are_of_few_or_many_experts_and_of_one_way(tmp_path: Path) -> None:
+    """Swaps take 255 ms in a prompt: of 256 tokens of 10 ms they have 1.3 and 0.9 of the time."""
+    runs = [*placed(0.125, 10, 12, 255), *placed(0.25, 10, 8, 255), *placed(0.5, 10, 5, 255)]
+    of = evidence(tmp_path, *runs)
+    known = {claim.id: claim for claim in PAPER.claims if claim.id.startswith("R-4 ")}
+    figures = {
+        "swaps few": 0, "swaps many": -50, "swaps few whole": 10, "updates few": 100,
+        "updates many": 100, "updates few whole": 100,
+    }  # fmt: skip
+    assert known.keys() == {f"R-4 {name}" for name in figures}
+    for name, figure in figures.items():
+        claim = known[f"R-4 {name}"]
+        assert claim.measure is not None
+        found = claim.measure(of)
+        assert found.value == pytest.approx(figure, abs=1e-6), name
+        what = "a prompt and 256 tokens" if name.endswith("whole") else "TPOT"
+        shares = "0.5" if "many" in name else "0.125, 0.25"
+        assert found.conditions == f"{what}; {shares} of the experts"
+        assert (claim.turns is not None) == (name == "swaps few")
+
+
+def test_claims_measure_what_their_modules_count() -> None:
+    measures = {
+        "R-1 pairs": hits.reversals, "R-1 greatest": hits.greatest,
+        "R-2 saturated": prefetch_law.saturated, "R-7 front": fronts.measured,
+        "R-7 misses": fronts.halved, "R-8 ratio": splits.measured,
+    }  # fmt: skip
+    turning = {
+        "R-1 pairs": hits.turns, "R-2 saturated": prefetch_law.turns, "R-3 helps": profiles.turns,
+        "R-4 swaps few": placement.turns, "R-5 LFRU": evictions.turns, "R-6 learned": pages.turns,
+        "R-7 front": fronts.turns, "R-8 ratio": splits.turns,
+    }  # fmt: skip
+    known = {claim.id: claim for claim in PAPER.claims}
+    assert {name: known[name].measure for name in measures} == measures
+    assert {name: one.turns for name, one in known.items() if one.turns} == turning
+
+
 def test_the_time_of_a_prompt_counts_in_the_whole() -> None:
     """10 + 255 · 9 ms against 255 · 10: a prompt of 255 ms makes them equal."""
     runs = Runs(placed(0.25, 10, 9, ttft=255))

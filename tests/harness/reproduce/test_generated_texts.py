@@ -10,8 +10,12 @@ import pytest
 
 from moebench.harness.reproduce import generated_texts
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError
+from moebench.harness.run.learn import LosslessModel
+from moebench.results.spec import RunSpec
 from moebench.results.store import Store
-from moebench.substrate.terms import RoutedSequence
+from moebench.substrate.errors import InputError
+from moebench.substrate.terms import LOOKAHEADS, RoutedSequence
+from moebench.workloads.workload import Workload
 
 
 def recording(name: str, ids: Any, *texts: tuple[int, int, int, int]) -> Any:
@@ -57,7 +61,8 @@ def test_real_routing_is_that_of_all_recordings(
     ])  # fmt: skip
     monkeypatch.setattr(generated_texts, "routings", lambda trace: list(trace))
     real = evidence.changed({"routing": "real"})
-    assert generated_texts.routed(real, "m", "c4") == ["m", "a", "b"]
+    found: Any = generated_texts.routed(real, "m", "c4")
+    assert found == ["m", "a", "b"]
 
 
 def test_texts_are_sixty_four_or_sixteen(
@@ -79,6 +84,48 @@ def test_texts_are_sixty_four_or_sixteen(
     ]
     with pytest.raises(MissingEvidenceError, match="c4 lies in a data folder; give --data-dir DIR"):
         generated_texts._sample(evidence, "c4")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_texts_are_written_by_the_whole_model_with_all_predictions(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The model need not fit into memory, and its file is closed in any case."""
+    seen: list[Any] = []
+    checkpoint = SimpleNamespace(close=lambda: seen.append("closed"))
+
+    def open_weights(spec: RunSpec) -> Any:
+        seen.append((spec.system, spec.model, spec.machine, spec.allow_overcommit))
+        texts = SimpleNamespace(tokenizer="the tokenizer")
+        return SimpleNamespace(checkpoint=checkpoint, hashes={"weights": "abc"}, texts=texts)
+
+    def written(asked: Workload, sample: Any, model: Any, *rest: Any) -> Any:
+        seen.append((asked.name, sample, model, *rest[:1], *rest[2:]))
+        if fails:
+            raise InputError("no more memory")
+        return SimpleNamespace(sequences=iter(["first", "second"]))
+
+    monkeypatch.setattr(generated_texts, "open_weights", open_weights)
+    monkeypatch.setattr(generated_texts, "written", written)
+    monkeypatch.setattr(generated_texts, "load", lambda *of, **more: "the texts")
+    work = SimpleNamespace(decoder="d", differentiable="g", rounding="r")
+    monkeypatch.setattr(
+        generated_texts, "SharedWork", lambda given: {id(checkpoint): work}[id(given)]
+    )
+    if fails:
+        with pytest.raises(InputError, match="no more memory"):
+            generated_texts.routed(evidence, "mixtral-8x22b", "facts")
+    else:
+        found: Any = generated_texts.routed(evidence, "mixtral-8x22b", "facts")
+        assert found == ["first", "second"]
+    parts: Any = ("d", "g", "r", "abc", "the tokenizer", None)
+    model = LosslessModel(*parts)
+    assert seen == [
+        ("gpu-only", "mixtral-8x22b", "h200", True),
+        ("facts", "the texts", model, evidence.scratch / "calibration",
+         frozenset({"predictions"}), LOOKAHEADS),
+        "closed",
+    ]  # fmt: skip
 
 
 def test_a_mean_is_over_texts_on_which_a_figure_is_defined(

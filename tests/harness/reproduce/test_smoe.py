@@ -35,6 +35,7 @@ from moebench.substrate.engine.decisions import Routed
 from moebench.substrate.machines.protocol import Lane
 from moebench.systems.smoe import ExpertCacheRouter
 from tests.harness.reproduce.given import with_runs
+from tests.harness.reproduce.shipped import check_words
 from tests.systems.views import view
 
 EXPERIMENTS = (
@@ -549,6 +550,24 @@ def test_rows_hold_what_their_axes_name(made: list[Exhibit]) -> None:
         assert exhibit.rows, exhibit.id
         for row in (*exhibit.rows, *exhibit.paper_rows):
             assert named <= set(row), exhibit.id
+
+
+def test_figures_of_watched_runs_have_the_axes_and_captions_that_ship(made: list[Exhibit]) -> None:
+    known = {one.id: one for one in made}
+    for name in ("table-1", "fig-4", "fig-6", "fig-15"):
+        check_words(known[f"smoe-{name}"])
+    # The caption of the last states the runs' conditions, which are made up here.
+    batches_of = known["smoe-batches"]
+    assert batches_of.note == "2 prompts of 3 new tokens; passages; model routing, hf-eager"
+    check_words(batches_of.model_copy(
+        update={"note": "3 prompts of 32 new tokens; passages; model routing, hf-eager"}
+    ))  # fmt: skip
+    gates = [(row["model"], row["rank"], row["score"]) for row in known["smoe-fig-4"].rows]
+    assert gates == [(model, rank, score) for model in components.MODELS
+                     for rank, score in ((1, 1.0), (2, 0.5))]  # fmt: skip
+    reuse = [(row["model"], row["rank"], row["share"]) for row in known["smoe-fig-6"].rows]
+    assert reuse == [(model, rank, share) for model in components.MODELS
+                     for rank, share in ((1, 0.6), (2, 0.3))]  # fmt: skip
 
 
 def test_models_have_the_sizes_of_table_3(made: list[Exhibit]) -> None:

@@ -491,3 +491,75 @@ def test_losses_are_those_of_a_model_with_rounded_experts(
     assert losses[0][0] == ("rounded", [0, 1])
     assert losses[0][1] is learnt.sequences
     assert losses[0][2] == losses[1][2] != losses[2][2]
+
+
+# ------------------------------------------------------------------------------ all policies
+
+
+class Learning:
+    """A policy that notes what it is fitted on."""
+
+    def __init__(self, name: str, *learns_from: str, calibrates: bool = True, trace: str = "",
+                 without_losses: str = "") -> None:  # fmt: skip
+        self.name, self.learns_from, self.calibrates = name, frozenset(learns_from), calibrates
+        self.calibration_trace, self.without_losses = trace, without_losses
+        self.learnt: dict[str, Any] = {"epochs": name}
+        self.seen: list[Any] = []
+
+    def calibrate(self, *given: Any) -> None:
+        self.seen.append(("calibrate", *given))
+
+    def measure(self, *given: Any) -> None:
+        self.seen.append(("measure", *given))
+
+
+def test_policies_are_fitted_on_the_same_texts_or_on_a_trace_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Texts are written once; losses are of the system's forms of weights."""
+    policies = {
+        "place": Learning("a"), "evict": Learning("b", "loss"), "route": Learning("c", trace="t"),
+        "prefetch": Learning("d", calibrates=False),
+    }  # fmt: skip
+    system: Any = SimpleNamespace(policies=policies, forms=("bf16", "int4"))
+    asked: list[str] = []
+
+    def learnable() -> learn.Learnable:
+        asked.append("texts")
+        sequences: Any = "the texts"
+        return learn.Learnable(sequences, "a workload", lambda forms: ("losses", *forms))  # type: ignore[arg-type, return-value]
+
+    own: Any = learn.Learnable("a trace", "trace t")  # type: ignore[arg-type]
+    monkeypatch.setattr(learn, "recorded", lambda policy, shape, decision: {"route": own}[decision])
+    shape: Any = "a shape"
+    found = learn.calibrate(system, shape, learnable, tmp_path, learn.silent)
+    assert found == {
+        "place": {"from": "a workload", "epochs": "a"},
+        "evict": {"from": "a workload", "epochs": "b"},
+        "route": {"from": "trace t", "epochs": "c"},
+    }
+    assert asked == ["texts"]
+    rest = (shape, tmp_path / "calibration", learn.silent)
+    fitted = ("calibrate", "the texts", *rest)
+    assert policies["place"].seen == [fitted]
+    assert policies["evict"].seen == [fitted, ("measure", ("losses", "bf16", "int4"), *rest)]
+    assert policies["route"].seen == [("calibrate", "a trace", *rest)]
+    assert policies["prefetch"].seen == []
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"), [("", ""), ("loss=none", ", or give --set evict.loss=none")]
+)
+def test_losses_are_refused_where_no_model_computes(
+    option: str, instead: str, tmp_path: Path
+) -> None:
+    policy = Learning("b", "loss", without_losses=option)
+    system: Any = SimpleNamespace(policies={"evict": policy}, forms=())
+    texts_: Any = learn.Learnable([], "a trace")
+    shape: Any = None
+    with pytest.raises(UsageError) as refusal:
+        learn.calibrate(system, shape, lambda: texts_, tmp_path, learn.silent)
+    assert str(refusal.value) == (
+        "a trace: holds no losses of rounded weights, evict=Learning measures them; run it live, "
+        f"or swap it with --set{instead}"
+    )

@@ -73,6 +73,9 @@ BARE = {"system": "smoe", "model": "mixtral-8x7b", "machine": "a6000"}
          "--system smoe --setting S3 --batch 3 --prompts 30"),
         ({"system": "smoe", "setting": "S3", "machine": "local"},
          "--system smoe --setting S3 --machine local"),
+        # As many new tokens as the setting says, but not as what is scored needs.
+        ({"system": "smoe", "setting": "S3", "scoring": "prefill", "new_tokens": 64},
+         "--system smoe --setting S3 --scoring prefill --new-tokens 64"),
         (BARE, "--system smoe --machine a6000 --model mixtral-8x7b"),
         (BARE | {"clairvoyant": True, "allow_overcommit": True},
          "--system smoe --machine a6000 --model mixtral-8x7b --allow-overcommit --clairvoyant"),

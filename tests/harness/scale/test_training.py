@@ -30,7 +30,13 @@ from moebench.harness.scale.text import (
     train_tokenizer,
     training_text,
 )
-from moebench.harness.scale.trainable import TrainableDecoder, balance_loss, locality_loss, usage
+from moebench.harness.scale.trainable import (
+    TrainableDecoder,
+    balance_loss,
+    locality_loss,
+    router_z_loss,
+    usage,
+)
 from moebench.harness.scale.training import train_config
 from moebench.harness.scale.widths import SCALE_WIDTHS, scale_config
 from moebench.substrate.errors import CheckpointError, InputError, UnknownNameError, UsageError
@@ -318,6 +324,144 @@ def test_locality_loss_moves_a_token_towards_its_past_alone() -> None:
     assert logits.grad[0].tolist() == [0.0] * 4
     assert (logits.grad[1, :2] < 0).all()  # what the first token chose is to rise
     assert (logits.grad[1, 2:] > 0).all()  # and what it did not is to fall
+
+
+# --------------------------------------------------------------------------- one step
+
+#: Every loss on the gates has its own weight.
+ALL_LOSSES = RECIPE.model_copy(update={
+    "balance": 0.5, "balance_end": 0.1, "router_z": 0.03, "locality": 0.7, "recency": 0.2,
+    "learning_rate": 0.1, "warmup_steps": 4,
+})  # fmt: skip
+
+
+def test_the_z_loss_is_the_mean_square_of_what_logits_sum_to() -> None:
+    """Four equal logits x sum to x + ln 4; over two layers the mean is of their means."""
+    zeros, ones = torch.zeros(3, 4), torch.ones(5, 4)
+    ln4 = math.log(4)
+    assert router_z_loss([zeros]).item() == pytest.approx(ln4**2)
+    assert router_z_loss([zeros, ones]).item() == pytest.approx((ln4**2 + (1 + ln4) ** 2) / 2)
+
+
+def test_losses_on_gates_are_added_with_their_weights() -> None:
+    """Equal gates have a balance loss of 1; half of the balance's weight is gone at half time."""
+    model = TrainableDecoder(shape_of(CONFIG), seed=0)
+    gates = [torch.randn(32, 4, generator=torch.Generator().manual_seed(n)) for n in (0, 1)]
+    chosen = [one.topk(2).indices for one in gates]
+    used = usage(model.shape, chosen)
+    far, near = (locality_loss(gates, chosen, used, 2, window) for window in (32, 1))
+    assert not torch.isclose(far, near)
+    balanced, z = balance_loss(gates, used), router_z_loss(gates)
+    for step, weight in ((0, 0.5), (12, 0.3), (24, 0.1)):
+        found = training._gate_losses(model, gates, chosen, ALL_LOSSES, step)
+        expected = weight * balanced + 0.03 * z + 0.7 * far + 0.2 * near
+        torch.testing.assert_close(found, expected)
+    for name, alone in (("locality", 0.7 * far), ("recency", 0.2 * near)):
+        others = {"balance": 0.0, "balance_end": 0.0, "router_z": 0.0, "locality": 0.0,
+                  "recency": 0.0}  # fmt: skip
+        recipe = ALL_LOSSES.model_copy(update={**others, name: getattr(ALL_LOSSES, name)})
+        torch.testing.assert_close(training._gate_losses(model, gates, chosen, recipe, 0), alone)
+
+
+@pytest.mark.parametrize(("router_z", "clipped"), [(0.03, False), (3.0, True)])
+def test_a_step_goes_down_the_gradient_of_all_losses(router_z: float, clipped: bool) -> None:
+    """With plain gradient descent, at the rate of the third of four steps of warm-up.
+
+    A gradient longer than 1 is shortened to 1.
+    """
+    recipe = ALL_LOSSES.model_copy(update={"router_z": router_z})
+    tokens = np.random.default_rng(1).integers(0, 300, 101, dtype=np.int32)
+    weights = np.linspace(0.1, 1, 101, dtype=np.float32)
+    text: Any = SimpleNamespace(stream=tokens, weights=weights)
+    model, same = (TrainableDecoder(shape_of(CONFIG), seed=0) for _ in range(2))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=123.0)]
+    returned = training._step(model, optimizers, text, recipe, 2)
+
+    ids = training._batch(tokens, recipe, 2).long()
+    weight = training._batch(weights, recipe, 2)
+    logits, gates, chosen = same(ids[:, :16])
+    each = -logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    loss = (each * weight[:, 1:]).sum() / weight[:, 1:].sum()
+    torch.testing.assert_close(returned, loss.detach())
+    assert not returned.requires_grad
+    torch.autograd.backward(loss + training._gate_losses(same, gates, chosen, recipe, 2))
+    squares = [(p.grad**2).sum() for p in same.parameters() if p.grad is not None]
+    norm = float(sum(squares)) ** 0.5
+    assert (norm > 1) == clipped
+    for before, after in zip(same.parameters(), model.parameters(), strict=True):
+        moved = torch.zeros(1) if before.grad is None else 0.075 * before.grad / max(1, norm)
+        torch.testing.assert_close(after.detach(), (before - moved).detach(), rtol=1e-4, atol=1e-6)
+        assert after.grad is None
+
+
+def test_matrices_have_muon_and_norms_and_routers_adamw() -> None:
+    """As the scale models that ship were trained; AdamW has no weight decay."""
+    model = TrainableDecoder(shape_of(CONFIG), seed=0)
+    recipe = RECIPE.model_copy(update={"learning_rate": 0.25, "weight_decay": 0.125})
+    adamw, muon = training._optimizers(model, recipe)
+    names = {id(p): n.removeprefix("tensors.") for n, p in model.named_parameters()}
+    of: list[set[str]] = [
+        {names[id(p)] for group in one.param_groups for p in group["params"]}
+        for one in (adamw, muon)
+    ]
+    by_layer = ("experts/gate", "experts/up", "experts/down", "q", "k", "v", "o")
+    matrices = {f"layers/{layer}/{name}" for layer in (0, 1) for name in by_layer}
+    assert of[1] == matrices | {"embed", "head"}
+    others = {f"layers/{layer}/{name}" for layer in (0, 1)
+              for name in ("router", "attention_norm", "mlp_norm")}  # fmt: skip
+    assert of[0] == others | {"norm"}
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert isinstance(muon, Muon)
+    assert (adamw.defaults["betas"], adamw.defaults["weight_decay"]) == ((0.9, 0.95), 0.0)
+    assert muon.defaults == {"lr": 0.25, "momentum": 0.95, "weight_decay": 0.125}
+
+
+def test_batches_read_every_window_once_in_each_epoch() -> None:
+    """Of 50 tokens, three windows of 16, each with the token after it; two to a batch."""
+    stream = np.arange(50, dtype=np.int32)
+    steps = [training._batch(stream, RECIPE, step) for step in range(6)]
+    assert all(batch.shape == (2, 17) for batch in steps)
+    rows = torch.cat(steps)
+    assert all(row.tolist() == list(range(int(row[0]), int(row[0]) + 17)) for row in rows)
+    epochs = [[int(row[0]) for row in rows[n : n + 3]] for n in range(0, 12, 3)]
+    assert all(sorted(starts) == [0, 16, 32] for starts in epochs)
+    assert len({tuple(starts) for starts in epochs}) > 1, "in another order"
+    other = RECIPE.model_copy(update={"seed": 1})
+    assert [training._batch(stream, other, step).tolist() for step in range(6)] != [
+        batch.tolist() for batch in steps
+    ]
+
+
+def test_quality_is_that_of_a_model_whose_logits_are_known() -> None:
+    """It is sure of the token before: half of the held-out tokens repeat it.
+
+    Of two layers' four experts, the first layer's tokens use 0 alone, those of the second 1 or 3.
+    """
+
+    class Echo:
+        shape = SimpleNamespace(moe_layers=(0, 1), num_experts=4, vocab_size=3)
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            return torch.zeros(1)
+
+        def __call__(self, ids: torch.Tensor) -> Any:
+            flat = ids.flatten()
+            used = [torch.zeros(len(flat), 1, dtype=torch.long), 2 * (flat[:, None] % 2) + 1]
+            return F.one_hot(ids, 3) * math.log(4), [], used
+
+    recipe = TrainingRecipe(tokens=100, sequence_length=4, batch_size=2)
+    held = np.array([0, 0, 1, 1, 0] * 3 + [2, 2], dtype=np.int32)  # two are no whole window
+    stream = np.array([0] * 5 + [1] * 2, dtype=np.int32)
+    text: Any = SimpleNamespace(held_out=held, stream=stream)
+    model: Any = Echo()
+    found = training.quality(model, text, recipe)
+    # Chances of 4/6 for the token before, 1/6 for the others; of the stream 6, 3 and 1 of 10.
+    assert found == {
+        "held_out_loss": pytest.approx(-(math.log(4 / 6) + math.log(1 / 6)) / 2, abs=1e-4),
+        "unigram_loss": pytest.approx(-(math.log(0.6) + math.log(0.3)) / 2, abs=1e-4),
+        "held_out_tokens": 12, "least_used_expert": 0.0, "experts_below_a_tenth": 5,
+        "most_used_expert": 4.0,
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------- going on

@@ -11,6 +11,7 @@ from moebench.harness.search import held_out
 from moebench.harness.search.question import Question
 from moebench.substrate.errors import InputError
 from moebench.substrate.machines.profile import HardwareProfile, load_profile, profile_names
+from moebench.workloads.catalogue import workload
 
 ON = {"model": "qwen2-57b-a14b", "machine": "a6000", "workload": "arithmetic"}
 
@@ -32,6 +33,7 @@ def test_one_other_workload_one_machine_and_six_moved_numbers() -> None:
     assert found[first].keys() == {"workload"}
     assert found[first] != "arithmetic"
     assert first == f"workload {found[first]['workload']}"
+    assert workload(found[first]["workload"]).source == "generated", "it needs no data folder"
     assert second == f"machine {found[second]['machine']}"
     assert moved == ["link × 0.7", "link × 1.3", "host × 0.7", "host × 1.3", "hand-off × 0.7",
                      "hand-off × 1.3"]  # fmt: skip

@@ -1,9 +1,11 @@
 """What is said while a sweep runs, line by line."""
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from moebench.harness import console
 from moebench.harness.run.rules import resolve
@@ -141,3 +143,27 @@ def test_a_live_board_counts_running_and_failed_cells() -> None:
     shown.ended(1, last, Failed("not here", None))
     assert fields() == (3, 3, 0, 1)
     assert len(printed) == 1
+
+
+def test_a_live_board_is_drawn_on_stderr_with_what_every_worker_runs() -> None:
+    clock = Clock()
+    shown = progress._Live(3, left(3, clock, processes=3))
+    assert shown.live.console.stderr
+    assert shown.live.transient, "stdout and what is said stay, and the board goes"
+    one, other, _ = jobs(3)
+    shown.started(11, other)
+    shown.started(2, one)
+    clock.now += 4
+    drawn = Console(width=120, record=True, file=io.StringIO())
+    drawn.print(shown.live.get_renderable())
+    bar, *workers = [line.rstrip() for line in drawn.export_text().splitlines()]
+    assert bar.startswith("sweep ")
+    assert "0/3" in bar
+    assert f"{shown._left} 2 running, 0 failed" in bar
+    assert str(shown._left).endswith(" left")
+    assert workers == [f"  2: {title(SPEC)}", f"  11: {title(SPEC)}"]
+    shown.ended(2, one, DONE)
+    drawn.print(shown.live.get_renderable())
+    bar, *workers = [line.rstrip() for line in drawn.export_text().splitlines()][-2:]
+    assert "1/3" in bar
+    assert workers == [f"  11: {title(SPEC)}"]

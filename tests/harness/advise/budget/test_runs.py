@@ -60,6 +60,12 @@ def test_times_are_of_the_systems_alphas() -> None:
     assert runs._reference(found[:2]) is None
 
 
+def test_alphas_that_are_measured_first_are_those_of_smoes_table() -> None:
+    """From exact routing to 0.6, where Table IV ends, a tenth apart."""
+    assert pytest.approx([tenth / 10 for tenth in range(7)]) == runs.ALPHAS
+    assert runs.ALPHAS[0] == 0.0, "losses are against exact routing"
+
+
 def test_the_smallest_alpha_in_budget_is_chosen() -> None:
     measured = {0.6: 10.0, 0.2: 20.0, 0.0: 30.0}
     assert runs._in_budget(measured, 20.0) == 0.2

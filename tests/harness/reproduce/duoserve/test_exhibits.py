@@ -12,6 +12,8 @@ from moebench.harness.reproduce.duoserve.experiments import BOTH, SMALL
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.reports.sections.throughput import Point
 from moebench.results.spec import RunSpec
+from tests.harness.reproduce.duoserve.test_claims_of_predictor import HITS, predicting
+from tests.harness.reproduce.duoserve.test_claims_of_times import runs as timed
 from tests.harness.reproduce.given import with_runs
 from tests.harness.reproduce.shipped import check_words
 from tests.harness.reproduce.test_duoserve import cell, run
@@ -130,3 +132,36 @@ def test_table_1_counts_active_parameters(evidence: Evidence) -> None:
     assert (large["layers"], large["active"], large["total"]) == (
         56, pytest.approx(39, rel=0.02), pytest.approx(141, rel=0.02),
     )  # fmt: skip
+
+
+def test_table_2_has_the_peaks_of_systems_and_the_whole_model(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = with_runs(monkeypatch, *timed())
+    found = exhibits._table_2(evidence)
+    assert asked == [*BOTH]
+    small, large = found.rows
+    assert small.pop("gpu-only") == pytest.approx(25.14, rel=0.15)
+    assert large.pop("gpu-only") == pytest.approx(75, rel=0.15)
+    assert small == {"model": "8x7B", "moesys": 4.1, "acc": 3.1, "duoserve": 3.6}
+    assert large == {"model": "8x22B", "moesys": 9.1, "acc": 8.2, "duoserve": 8.5}
+    check_words(found)
+
+
+def test_table_3_has_the_hits_of_each_model_and_data_set(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = with_runs(
+        monkeypatch,
+        *(predicting(setting, workload) for setting in HITS
+          for workload in ("equations", "passages")),
+    )  # fmt: skip
+    found = exhibits._table_3(evidence)
+    assert asked == [*BOTH]
+    assert found.rows == (
+        {"model": "8x7B", "dataset": "Orca-Math", "both": 60, "one": 90},
+        {"model": "8x7B", "dataset": "SQuAD", "both": 50, "one": 80},
+        {"model": "8x22B", "dataset": "Orca-Math", "both": 55, "one": 85},
+        {"model": "8x22B", "dataset": "SQuAD", "both": 50, "one": 75},
+    )
+    check_words(found)

@@ -6,10 +6,18 @@ from typing import Any
 import pytest
 
 from moebench.harness.reproduce.evidence import Evidence
-from moebench.harness.reproduce.smoe.experiments import ABLATION, FROM_RESIDUAL, PREDICTION, STEPS
+from moebench.harness.reproduce.smoe import importance
+from moebench.harness.reproduce.smoe.experiments import (
+    ABLATION,
+    FROM_RESIDUAL,
+    PREDICTION,
+    STEPS,
+    TABLE_I,
+)
+from moebench.harness.reproduce.smoe.instrumented import Importance, Watched
 from moebench.harness.reproduce.smoe.own_parts import CLAIMS
 from moebench.results.store import Store
-from tests.harness.reproduce.given import with_runs
+from tests.harness.reproduce.given import by_experiment, with_runs
 from tests.harness.reproduce.shipped import check
 from tests.harness.reproduce.test_smoe import document
 
@@ -84,3 +92,45 @@ def test_figures_of_steps_predictions_and_balance_by_hand(
         ), name
         needed = PREDICTION if name.startswith("S-8") else ABLATION
         assert (asked, known[name].needs) == ([needed], (needed,)), name
+
+
+def test_table_1_is_read_by_its_parts(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of 40, 35 and 25 %: the first is 5 points above the larger of the others."""
+    shares = {"low-score loading": 40.0, "top-score loading": 35.0, "GPU computing": 25.0}
+    monkeypatch.setattr(importance, "table_1", lambda evidence: {0: shares})
+    by_experiment(monkeypatch, {TABLE_I.name: [document(setting="S3")]})
+    known = {claim.id: claim for claim in CLAIMS}
+    for name, figure in (*shares.items(), ("order", 5.0)):
+        claim = known[f"S-10 {name}"]
+        assert claim.measure is not None
+        assert claim.measure(evidence).samples == (figure,), name
+        assert claim.needs == (TABLE_I,)
+
+
+def test_shares_off_the_device_are_of_one_kind_and_two_steps(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each step, as many of a hundred experts are off the device as stated here."""
+    off = {"base, misses on the host": (80, 60), "base, misses loaded": (50, 70),
+           "base, first in, first out": (90, 95), "+CE": (40, 45), "+CR": (30, 9),
+           "+Pre": (6, 8), "+BA": (1, 2)}  # fmt: skip
+
+    def watch(evidence: Evidence, experiment: Any, **options: str) -> list[Watched]:
+        assert experiment is ABLATION
+        (name,) = (name for name, given in STEPS.items() if given == options)
+        top, low = off[name]
+        counts = Importance(top=100, low=100, top_absent=top, low_absent=low)
+        return [Watched("", "S1", {}, 0, 2, counts)]
+
+    monkeypatch.setattr(importance, "watch", watch)
+    by_experiment(monkeypatch, {ABLATION.name: [document()]})
+    known = {claim.id: claim for claim in CLAIMS if claim.id.startswith("S-6 ")}
+    figures = {
+        "S-6 +CE top": -50, "S-6 +CE low": -25, "S-6 +CR low": -80, "S-6 +Pre top": -80,
+        "S-6 +CE top less low": -25,
+    }  # fmt: skip
+    assert known.keys() == figures.keys()
+    for name, figure in figures.items():
+        measure = known[name].measure
+        assert measure is not None
+        assert measure(evidence).samples == pytest.approx((figure,)), name
