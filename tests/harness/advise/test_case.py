@@ -11,7 +11,7 @@ import yaml
 from moebench.harness.advise import kept
 from moebench.harness.advise.answering import answers
 from moebench.harness.advise.ask import question
-from moebench.harness.advise.case import case_for, engine_for
+from moebench.harness.advise.case import case_for, engine_for, host_of
 from moebench.harness.advise.configuration import Configuration
 from moebench.harness.advise.machine import hardware
 from moebench.harness.advise.question import Question
@@ -341,3 +341,18 @@ def test_a_file_s_format_has_the_rate_of_its_longest_name() -> None:
 )  # fmt: skip
 def test_makers_of_devices(gpu: str, maker: str) -> None:
     assert maker_of(gpu) == maker
+
+
+def test_measured_reads_leave_nothing_open_about_the_memory() -> None:
+    """Kind and channels of modules that are not named matter only where no rate was measured."""
+    one = asked()
+    engine = engine_for(one, RULES["llama.cpp"], LLAMA)
+
+    def unsaid(**changes: Any) -> set[str]:
+        found: list[tuple[str, str]] = []
+        host_of(replace(one, hardware=replace(one.hardware, **changes)), engine, found)
+        return {what for what, _ in found}
+
+    of_memory = {what for what in unsaid() if "memory" in what}
+    assert of_memory
+    assert not of_memory & unsaid(reads_gb_s=40.0)

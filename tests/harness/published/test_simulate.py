@@ -315,6 +315,7 @@ def test_the_system_of_a_row(
     assert system.overlap is (links and one.engine.overlap)
     assert system.pinned_copies is one.pinned
     assert system.host_together is True
+    assert not (links and system.blocking_copies)
     assert made["SimulatedMachine of"][1] == {"overlap": system.overlap, "blocking_copies": False}
 
 

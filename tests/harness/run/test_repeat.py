@@ -32,6 +32,7 @@ def evaluated(*tasks: tuple[str, int, int]) -> dict[str, Any]:
         ([("arc_easy", 3, 0)], "3", None),
         ([("arc_easy", 3, 0), ("mmlu", 5, 2)], "5", "2"),
         ([("mmlu", 4, 1)], "4", "1"),
+        ([("mmlu", 5, 2), ("arc_easy", 6, 4), ("gsm8k", 3, 3)], "6", "4"),
     ],
 )
 def test_an_evaluation_names_tasks_questions_and_shots(

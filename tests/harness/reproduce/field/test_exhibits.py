@@ -35,6 +35,10 @@ def test_the_twenty_clearest_pairs_by_hits(
     ratios = [row["ratio"] for row in found.rows]
     assert ratios == sorted(ratios, reverse=True)
     check_words(found)
+    with_runs(monkeypatch, run(3, hits=0.12345, overrides={"n": "0"}),
+              run(7, hits=0.65437, overrides={"n": "1"}))  # fmt: skip
+    (row,) = exhibits._hits(evidence).rows
+    assert (row["many_hits"], row["few_hits"], row["ratio"]) == (0.654, 0.123, 2.333)
 
 
 def test_changes_by_prefetching_beside_the_laws(

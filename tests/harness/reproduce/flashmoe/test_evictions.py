@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.reproduce.flashmoe.evictions import Duel, regret_of
+from moebench.harness.reproduce.flashmoe.evictions import Duel, _Rivals, regret_of
 
 
 def test_a_share_is_of_the_evictions_whose_victims_are_used_at_different_times() -> None:
@@ -31,3 +31,43 @@ def test_regret_counts_tokens_of_a_layer() -> None:
     assert none.evictions == 0
     assert none.idle != none.idle
     assert none.refetched == pytest.approx(float("nan"), nan_ok=True)
+
+
+def test_rivals_and_their_judge_are_told_all_that_happens() -> None:
+    """Both choose a victim, and the first one's leaves; the judge says whose is used later."""
+
+    class Noting:
+        def __init__(self, victim: int | None = None) -> None:
+            self.told: list[Any] = []
+            self.chosen = victim
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: self.told.append((name, *given))
+
+        def victim(self, allowed: Any, incoming: int) -> int | None:
+            return self.chosen
+
+        def next_use(self, key: int) -> int:
+            return {1: 10, 2: 20, 3: 20}[key]
+
+    first, second, judge = Noting(1), Noting(2), Noting()
+    policies: Any = (first, second)
+    rivals: Any = _Rivals(*policies)
+    rivals.all, rivals.oracle = (first, second, judge), judge
+    rivals.set_future("steps", True)
+    assert judge.told.pop() == ("set_future", "steps", True)
+    rivals.start("a shape", "a cache")
+    rivals.begin_sequences("prompts")
+    rivals.used(3, [4, 5])
+    rivals.arrived(6)
+    rivals.left(7)
+    for one in (first, second, judge):
+        assert one.told == [
+            ("start", "a shape", "a cache"), ("begin_sequences", "prompts"), ("used", 3, [4, 5]),
+            ("arrived", 6), ("left", 7),
+        ]  # fmt: skip
+    for mine, theirs, won in ((1, 2, ([0, 1], 0)), (2, 1, ([1, 1], 0)), (2, 3, ([1, 1], 1)),
+                            (1, 1, ([1, 1], 1)), (None, 1, ([1, 1], 1))):  # fmt: skip
+        first.chosen, second.chosen = mine, theirs
+        assert rivals.victim("allowed", 9) == mine
+        assert (rivals.won, rivals.equal) == won, (mine, theirs)
