@@ -26,7 +26,7 @@ from pathlib import Path
 
 from scipy.stats import binomtest
 
-from tests.mutants.coverage import Covering, product_files, state
+from tests.mutants.coverage import PRODUCT, Covering, product_files, state
 from tests.mutants.operators import KINDS, Mutant, is_python, mutants
 from tests.mutants.server import HANGS, TestServer
 
@@ -148,11 +148,17 @@ def confirmed(
 
 @contextmanager
 def checkouts(number: int) -> Iterator[list[Path]]:
-    """Provide clones of what was committed last; they are removed at the end."""
+    """Provide clones of what was committed last; they are removed at the end.
+
+    The product is compiled once: each portion of tests imports it anew and writes no bytecode.  A
+    file's bytecode is used as long as its content is that which was compiled.
+    """
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         clones = [Path(folder) / str(n) for n in range(number)]
         for clone in clones:
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+            compiled = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]
+            subprocess.run([sys.executable, *compiled, *PRODUCT], cwd=clone, check=True)
         yield clones
 
 

@@ -4,6 +4,7 @@ import ast
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 from tests.mutants import coverage as covering
 from tests.mutants.coverage import Covering
 from tests.mutants.operators import KINDS, Mutant, is_python, mutants
-from tests.mutants.run import Verdict, confirmed, drawn, judged, report
+from tests.mutants.run import Verdict, checkouts, confirmed, drawn, judged, report
 from tests.mutants.server import HANGS, TestServer
 
 SOURCE = b'''"""A text."""
@@ -281,3 +282,22 @@ def test_coverage_of_a_suite_that_did_not_end_is_refused(
     else:
         assert Covering.measured(tmp_path, tmp_path, 1).seconds == {}
     assert (tmp_path / "times.xml").exists() == (code != 3)
+
+
+@pytest.mark.slow
+def test_clones_are_compiled_and_a_changed_file_is_imported_as_it_is_now() -> None:
+    with checkouts(1) as (clone,):
+        file = clone / "substrate" / "terms.py"
+        assert [*(file.parent / "__pycache__").glob("terms.*.pyc")]
+        before = file.stat()
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("\nLOOKAHEADS =", "\nLOOKAHEADZ =", 1), encoding="utf-8")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert file.stat().st_size == before.st_size, "neither size nor time tells them apart"
+        asked = "import moebench.substrate.terms as t; print(hasattr(t, 'LOOKAHEADZ'))"
+        printed = subprocess.run(
+            [sys.executable, "-c", asked], cwd=clone, env={"PYTHONPATH": str(clone)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert printed.stdout == "True\n"
+    assert not clone.exists()
