@@ -265,3 +265,8 @@ def test_among_many_equal_probabilities_the_lowest_ids_are_selected():
 
 def test_nothing_is_learnt_before_the_calibration():
     assert build("finemoe").prefetch.learnt == {}
+
+
+def test_a_prompts_embedding_counts_by_the_distance_but_at_most_alone():
+    for distance, semantic in ((1, 0.25), (4, 1.0), (6, 1.0)):
+        assert MatchedMaps(distance=distance)._store(shape(4, 1, 4), 8)._semantic == semantic
