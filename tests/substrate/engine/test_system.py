@@ -2,6 +2,7 @@
 
 import pytest
 
+from moebench.substrate.engine.decisions import Prompts
 from moebench.substrate.errors import UsageError
 from moebench.systems.options import build
 
@@ -41,3 +42,21 @@ def test_policies_of_one_form_are_refused_beside_two(sets: dict[str, str], says:
         build("hobbit", sets)
     assert str(caught.value) == says
     assert len(build("moe-ondemand", sets).forms) == 1
+
+
+def test_every_policy_is_told_of_a_batchs_beginning_and_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system = build("moe-ondemand")
+    told: list[tuple[object, ...]] = []
+    for name, policy in system.policies.items():
+        monkeypatch.setattr(
+            policy, "begin_sequences", lambda prompts, name=name: told.append((name, prompts))
+        )
+        monkeypatch.setattr(policy, "end_sequences", lambda name=name: told.append((name,)))
+    prompts = Prompts((3, 2), None)
+    system.begin_sequences(prompts)
+    system.end_sequences()
+    names = [*system.policies]
+    assert told == [*((name, prompts) for name in names), *((name,) for name in names)]
+    assert len(names) == 6
