@@ -117,6 +117,15 @@ def test_many_cells_are_asked_for_at_once(store: Store, monkeypatch: pytest.Monk
     assert store.timelines(ids[:3]) == {key: [SPAN] for key in ids[:3]}
 
 
+def test_a_cell_whose_document_was_edited_is_not_finished(store: Store) -> None:
+    for name in ("abc", "abd"):
+        store.put(document(name))
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE runs SET document = json_set(document, '$.extra', 1) "
+                   "WHERE run_id = 'abc'")  # fmt: skip
+    assert store.finished(["abc", "abd"]) == {"abd": "abd"}
+
+
 def test_wall_times_are_those_of_the_systems_to_run(store: Store) -> None:
     for number, name in enumerate(("smoe", "daop", "daop")):
         one = document(f"run{number}")

@@ -285,3 +285,8 @@ def test_stored_iterations_of_a_batch_have_their_cosines_and_products_with_all_s
 
 def test_nothing_is_learnt_before_the_calibration():
     assert build("finemoe").prefetch.learnt == {}
+
+
+def test_a_prompts_embedding_counts_by_the_distance_but_at_most_alone():
+    for distance, semantic in ((1, 0.25), (4, 1.0), (6, 1.0)):
+        assert MatchedMaps(distance=distance)._store(shape(4, 1, 4), 8)._semantic == semantic

@@ -151,3 +151,10 @@ def test_runs_of_another_memory_are_no_older_ones() -> None:
     assert [len(part) for part in newest([one, other])] == [2, 0]
     other["memory"] = {"offered_host_bytes": 10**9}
     assert [len(part) for part in newest([one, other])] == [2, 0]
+
+
+def test_the_order_of_a_specs_fields_makes_no_other_spec() -> None:
+    old, new = run("a"), run("b")
+    new["spec"] = dict(reversed(new["spec"].items()))
+    new["provenance"] |= {"code_hash": "other", "created": "2027-01-01T00:00:00+00:00"}
+    assert newest([old, new]) == ([new], [old])

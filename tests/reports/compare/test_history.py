@@ -297,7 +297,8 @@ def test_an_interval_that_begins_at_zero_is_shown() -> None:
     assert first.interval == (0, 0)
     assert second.interval == pytest.approx((0.1, 0.1))
     assert second.change is not None
-    assert (second.change.value, second.change.differs) == (pytest.approx(0.1), True)
+    assert second.change.value == pytest.approx(0.1)
+    assert second.change.differs
     assert second.change.better
 
 
@@ -315,3 +316,17 @@ def test_commits_that_made_versions_without_runs_are_named() -> None:
     versions = {"mine:MySystem": [3, 0, 5, 4, 2], "another": [1]}
     (found,) = histories(placed, COMMITS, TPOT, versions)
     assert found.untested == (2, 4, 5), "an uncommitted version is none of its commit"
+
+
+def test_versions_are_compared_on_the_texts_that_both_read() -> None:
+    placed = [made(0, 10.0, workload="a"), made(0, 20.0, workload="b"),
+              made(1, 40.0, workload="b"), made(1, 99.0, workload="c")]  # fmt: skip
+    (first, second) = only(*placed).rows
+    assert (first.value, second.value) == (15.0, 69.5)
+    assert second.change is not None
+    assert second.change.value == 2.0
+    for one, value in zip(placed, (0.1, 0.2, 0.5, 0.9), strict=True):
+        one.run["metrics"]["cache_ratio"] = value
+    change = only(*placed, figure="hit_ratio").rows[1].change
+    assert change is not None
+    assert change.value == pytest.approx(0.3)

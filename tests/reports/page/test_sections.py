@@ -1,11 +1,12 @@
 """Parts of the page: charts of accuracy by whether texts are real, and of batches and searches."""
 
 from moebench.reports.figures import search as search_charts
-from moebench.reports.page.sections import accuracy, history, searches
+from moebench.reports.page.sections import accuracy, history, searches, tables
 from moebench.reports.sections import search as of_searches
 from moebench.reports.sections.accuracy import VERDICT_HEADERS, views
 from moebench.results.searches import Searched
 from tests.reports.alpha import ALPHAS, ITEMS, ROWS, generated, gsm8k
+from tests.reports.sections.claims_fixture import DAOP, SMOE
 from tests.results.test_searches import SEARCH
 
 
@@ -62,3 +63,9 @@ def test_each_place_of_each_search_has_two_charts_and_a_table() -> None:
         assert [*part["part"].rows] == [*of_searches.lines(place)]
         assert part["part"].headers == of_searches.HEADERS
     assert searches([]) == []
+
+
+def test_claims_are_shown_where_there_are_results() -> None:
+    found = tables([], [], [SMOE, DAOP], [])
+    assert len(found["claims"].parts) > 0
+    assert "claims" not in tables([], [], [], [])

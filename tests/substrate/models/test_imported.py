@@ -447,3 +447,15 @@ def test_an_import_is_no_source_and_no_place_of_another_one(directories, tmp_pat
     with pytest.raises(CheckpointError) as caught:
         import_checkpoint(directories["mixtral"], out, "fp32")
     assert str(caught.value) == f"{out}: holds another import; give another --out"
+
+
+def test_stacked_experts_are_those_that_are_read_one_by_one(directories, tmp_path):
+    out = import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+    experts = every_expert(out, torch.float32)
+    layer, chosen = out.shape.moe_layers[1], [3, 0, *range(4, out.shape.num_experts)]
+    stacked = experts.stacked(layer, chosen)
+    assert experts.stacked(layer, [0]) is None
+    for row, expert in enumerate(chosen):
+        for found, wanted in zip(stacked, experts.matrices(layer, expert), strict=True):
+            assert torch.equal(found[row], wanted)
+    assert experts.gathered(layer, torch.tensor(chosen)) is None

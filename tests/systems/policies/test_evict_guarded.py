@@ -78,10 +78,10 @@ def test_what_left_is_no_longer_in_vain():
 def test_what_is_placed_was_not_fetched_in_vain():
     policy = guarded(unused=True)
     comes(policy, "needed", 0)
-    comes(policy, "speculative", 4)
+    policy.purpose = "speculative"  # that of the last transfer
     policy.placed(4)
     policy.used(1, [])
-    assert victim_of(policy, 0, 4) == 0
+    assert asked(policy, "needed", 0, 4) == 0
 
 
 def test_uploads_and_needed_loads_are_not_prefetches():
