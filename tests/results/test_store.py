@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +241,14 @@ class Contended(sqlite3.Connection):
 def test_creating_a_store_waits_for_another_creator(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Contended))
+    own = sqlite3.connect
+
+    def connect(database: Any, *given: Any, uri: bool = False, **more: Any) -> sqlite3.Connection:
+        """Open the store's database as a contended one, and any other as it is."""
+        factory = Contended if uri else sqlite3.Connection
+        return own(database, *given, uri=uri, **{"factory": factory, **more})
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
     store.put(document("abc"), None)
     assert len(store.runs()) == 1
 
