@@ -147,3 +147,12 @@ def test_samples_without_spread_differ_exactly():
     found = difference([(1.0, 1.0)] * 3, [(2.0, 1.0)] * 2, paired=False)
     assert found == (1.0, 1.0, 1.0, 5)
     assert found.excludes_zero
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_a_prompt_without_a_whole_in_either_sample_is_no_pair(lacks: int) -> None:
+    samples = [[(1.0, 2.0), (3.0, 4.0), (2.0, 2.0)], [(1.0, 1.0), (4.0, 4.0), (3.0, 2.0)]]
+    expected = difference(*samples, paired=True)
+    samples[lacks].insert(1, (0.0, 0.0))
+    samples[1 - lacks].insert(1, (5.0, 7.0))
+    assert difference(*samples, paired=True) == expected

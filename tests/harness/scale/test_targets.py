@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from moebench.harness.scale import targets as measuring
 from moebench.harness.scale.targets import WINDOW, Family, Texts, read_texts, span
 from moebench.substrate.analysis.statistics import summary
+from moebench.substrate.models.catalogue import model_shape, shape_names
 from moebench.substrate.terms import RoutedSequence
 from tests.harness.commands import call, refused
 
@@ -279,3 +280,14 @@ def test_progress_counts_families(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     found: Any = measuring.measure(tmp_path, lambda done, total: steps.append((done, total)))
     assert found == [(tmp_path / "traces", "a"), (tmp_path / "traces", "b")]
     assert steps == [(1, 2), (2, 2)]
+
+
+def test_families_are_models_of_the_catalogue_and_recordings_with_a_text() -> None:
+    known = {*shape_names()}
+    for family in measuring.FAMILIES:
+        assert known.issuperset(family.models)
+        assert len({(model_shape(m).num_experts, model_shape(m).top_k) for m in family.models}) == 1
+        assert all(trace.count("__") == 1 for trace in family.traces)
+        assert family.totals is None or family.totals.endswith("__popularity")
+    models = [model for family in measuring.FAMILIES for model in family.models]
+    assert len(models) == len(set(models)), "each model has one family"

@@ -94,6 +94,8 @@ class FixedModel:
         self.deferred: list[tuple[int, int, tuple[int, ...]]] = []
         #: (pass, layer) that were routed ahead.
         self.ahead: list[tuple[int, int]] = []
+        #: (pass, layer, weights) in place of the gate's.
+        self.weighed: list[tuple[int, int, list[list[float]]]] = []
 
     def begin(
         self,
@@ -123,6 +125,9 @@ class FixedModel:
         experts, rows = np.unique(ids_TK[ids_TK >= 0], return_counts=True)
         self._active = dict(zip(experts.tolist(), rows.tolist(), strict=True))
         return self._active
+
+    def weigh(self, layer: int, weights_TK: np.ndarray) -> None:
+        self.weighed.append((self._pass, layer, weights_TK.tolist()))
 
     def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         self.computed += [(self._pass, layer, expert) for expert in experts]

@@ -285,3 +285,19 @@ def test_systems_need_nothing_for_themselves_unless_they_say_so():
     made = build("smoe")
     assert made.device_bytes == 0
     assert made.most_slots(small_shape()) is None
+
+
+@dataclass(kw_only=True)
+class OwnWeights(Routes):
+    """The model's own choice; in layer 1, with weights of this policy."""
+
+    def route(self, view):
+        found = super().route(view)
+        return found._replace(weights_TK=np.array([[0.75, 0.5]])) if view.layer == 1 else found
+
+
+def test_weights_of_the_routing_replace_those_of_the_gate_in_its_layer_alone():
+    two = small_shape(layers=2)
+    model = model_of(two, [[[(0, 1)]] * 2] * 2)
+    run(system(route=OwnWeights()), model, slots=8, passes=2)
+    assert model.weighed == [(0, 1, [[0.75, 0.5]]), (1, 1, [[0.75, 0.5]])]
