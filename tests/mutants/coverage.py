@@ -19,8 +19,8 @@ from tests.mutants.operators import Mutant
 
 PRODUCT = ("substrate", "systems", "workloads", "results", "reports", "harness")
 
-#: Seconds of a test that was not timed.
-UNTIMED_S = 1.0
+#: Seconds of a test that was not timed, and from which on one is long.
+UNTIMED_S, LONG_S = 1.0, 5.0
 
 
 def product_files(root: Path) -> list[str]:
@@ -68,8 +68,9 @@ class Covering:
         What an import executes, or what is computed once and kept, is covered by every test that
         executes a line of the file, and by those of its folder and of the folders above it (not in
         other folders below these), which are nearest: they read what it left.  If there are none,
-        it is covered by those of the nearest mirrored folder.  A line that no test executes in its
-        own process is left to the mirrored file, whose tests may start others.
+        it is covered by those of the nearest mirrored folder.  Short tests of pages that are
+        generated come before these: such a page shows what modules declare.  A line that no test
+        executes in its own process is left to the mirrored file, whose tests may start others.
         """
         by_line = self.data.contexts_by_lineno(mutant.file)
         contexts = {one for line in mutant.lines for one in by_line.get(line, ())}
@@ -95,6 +96,11 @@ class Covering:
             or (kept and test.partition("::")[0].rpartition("/")[0] in above)
         }
         chosen = (found | near if kept else found) & self.seconds.keys()
+        pages = {
+            test
+            for test in chosen
+            if test.partition("::")[0].endswith("_page.py") and self.seconds[test] < LONG_S
+        }
         of_files: dict[str, int] = defaultdict(int)
         turns = {}
         for test in sorted(chosen, key=self._length):
@@ -105,6 +111,7 @@ class Covering:
             chosen,
             key=lambda test: (
                 not test.startswith(f"{mirrored}::"),
+                not (kept and test in pages),
                 test not in near,
                 turns[test],
                 self._length(test),

@@ -241,20 +241,25 @@ def test_files_take_turns_the_shortest_test_of_each_first() -> None:
 def test_what_an_import_does_is_judged_by_its_folders_tests_and_those_above() -> None:
     """A command that a module adds is called by tests that execute no other line of it."""
     data = coverage.CoverageData(no_disk=True)
-    data.set_context("tests/far/test_b.py::test_b|run")
-    data.add_lines({"systems/deep/a.py": [5]})
+    for test in ("tests/far/test_b.py::test_b", "tests/far/test_page.py::test_f"):
+        data.set_context(f"{test}|run")
+        data.add_lines({"systems/deep/a.py": [5]})
     seconds = {
         "tests/systems/deep/test_c.py::test_c": 0.1, "tests/far/test_b.py::test_b": 3.0,
         "tests/systems/test_d.py::test_d": 0.1, "tests/systems/deep/test_a.py::test_a": 4.0,
-        "tests/systems/wide/test_e.py::test_e": 0.1,
+        "tests/systems/wide/test_e.py::test_e": 0.1, "tests/far/test_page.py::test_f": 4.0,
     }  # fmt: skip
     one = Mutant("systems/deep/a.py", "order", 1, (1,), True, 0, 1, "")
     assert Covering(data, seconds).tests(one) == [
-        "tests/systems/deep/test_a.py::test_a", "tests/systems/deep/test_c.py::test_c",
-        "tests/systems/test_d.py::test_d", "tests/far/test_b.py::test_b",
+        "tests/systems/deep/test_a.py::test_a", "tests/far/test_page.py::test_f",
+        "tests/systems/deep/test_c.py::test_c", "tests/systems/test_d.py::test_d",
+        "tests/far/test_b.py::test_b",
     ]  # fmt: skip
     inside = replace(one, module_level=False, lines=(5,))
-    assert "tests/systems/deep/test_c.py::test_c" not in Covering(data, seconds).tests(inside)
+    assert Covering(data, seconds).tests(inside) == [
+        "tests/systems/deep/test_a.py::test_a", "tests/far/test_b.py::test_b",
+        "tests/far/test_page.py::test_f",
+    ]  # fmt: skip
 
 
 def test_a_report_counts_what_is_not_caught() -> None:
