@@ -243,10 +243,10 @@ def test_creating_a_store_waits_for_another_creator(
 ) -> None:
     own = sqlite3.connect
 
-    def connect(database: Any, *given: Any, uri: bool = False, **more: Any) -> sqlite3.Connection:
+    def connect(database: Any, *given: Any, **more: Any) -> sqlite3.Connection:
         """Open the store's database as a contended one, and any other as it is."""
-        factory = Contended if uri else sqlite3.Connection
-        return own(database, *given, uri=uri, **{"factory": factory, **more})
+        ours = str(store.directory) in str(database)
+        return own(database, *given, **more, factory=Contended if ours else sqlite3.Connection)
 
     monkeypatch.setattr(sqlite3, "connect", connect)
     store.put(document("abc"), None)
