@@ -2,10 +2,11 @@
 
 import pytest
 
-from moebench.harness.settings import setting, settings
-from moebench.substrate.errors import UnknownNameError
+from moebench.harness.settings import few_shot_count, few_shot_of, setting, settings
+from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.substrate.machines.profile import profile_names
 from moebench.substrate.models.catalogue import model_names
+from moebench.workloads.catalogue import workload
 
 #: setting: paper, model, machine, precision, α, cache ratio, slots — from the papers; F1's
 #: and F2's from the code that holds FlashMoE's network.
@@ -50,3 +51,15 @@ def test_settings_are_found_in_any_case() -> None:
     assert setting("s3") is setting("S3")
     with pytest.raises(UnknownNameError, match=r"unknown setting 'X9'.*list settings"):
         setting("X9")
+
+
+def test_worked_examples_are_a_number_or_the_papers() -> None:
+    assert [few_shot_count(asked, "gsm8k", None) for asked in ("0", "5", "9999999")] == [
+        0, 5, 9_999_999,
+    ]  # fmt: skip
+    assert few_shot_count("paper", "gsm8k", "S1") == few_shot_of(workload("gsm8k"), "SMoE")
+    with pytest.raises(UsageError, match="--few-shot paper: give --setting NAME"):
+        few_shot_count("paper", "gsm8k", None)
+    for asked in ("-1", "1.5", "two", "", "12345678", "٣"):
+        with pytest.raises(UsageError, match="allowed: a number from 0 on, or paper"):
+            few_shot_count(asked, "gsm8k", "S1")

@@ -244,3 +244,10 @@ def test_a_prefill_by_hand():
     # 1 and 4 stay; the placeholder is empty again.
     there = made.engine.cache.residency(0, 1_000).resident_E
     assert np.flatnonzero(there).tolist() == [1, 4]
+
+
+def test_experts_beyond_the_last_one_with_tokens_are_there_too():
+    # As in the first case, but that 2 is now the last expert, 5, and 5 has its place.
+    load, host, device = planned([0, 9, 3, 5, 1, 0], {5, 4, 2})
+    assert load == [Fetch(0, 3, instead_of=5), Fetch(0, 1, keep=False)]
+    assert (host, device) == ([], [2, 4, 3, 1])

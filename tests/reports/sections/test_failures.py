@@ -26,3 +26,11 @@ def test_what_is_not_possible_is_folded_by_reason_most_frequent_first() -> None:
         ["the system must know", "2", "belady S1 gsm8k ×1; pregated-moe S1 gsm8k ×1"],
         ["too small", "1", "finemoe S1 gsm8k ×1"],
     ]
+
+
+def test_equally_frequent_reasons_are_in_the_order_of_the_alphabet() -> None:
+    cells = [cell("1", "s1", "the disk"), cell("2", "s2", "a link"), cell("3", "s3", "no host"),
+             cell("4", "s4", "no host")]  # fmt: skip
+    assert [(why, count) for why, count, _ in reasons(cells)] == [
+        ("no host", "2"), ("a link", "1"), ("the disk", "1"),
+    ]  # fmt: skip

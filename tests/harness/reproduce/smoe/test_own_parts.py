@@ -134,3 +134,8 @@ def test_shares_off_the_device_are_of_one_kind_and_two_steps(
         measure = known[name].measure
         assert measure is not None
         assert measure(evidence).samples == pytest.approx((figure,)), name
+
+
+def test_other_hosts_are_tried_whether_or_not_the_third_is_reproduced() -> None:
+    (third,) = (claim for claim in CLAIMS if claim.id == "S-9 third")
+    assert [one.always for one in third.counters] == [True, True]
