@@ -110,6 +110,11 @@ def test_scaled_positions() -> None:
     long = scaling(rope_type="longrope", original_max_position_embeddings=100, **factors)
     assert long.attention_factor == pytest.approx(math.sqrt(1 + math.log(10) / math.log(100)))
     assert long.long_attention_factor == long.attention_factor
+    little = scaling(
+        rope_type="longrope", factor=1.5, original_max_position_embeddings=100, **factors
+    )
+    assert little.attention_factor == pytest.approx(math.sqrt(1 + math.log(1.5) / math.log(100)))
+    assert scaling(rope_type="longrope", factor=0.5, **factors).attention_factor == 1
     own = scaling(rope_type="longrope", factor=1.0, short_mscale=1.1, long_mscale=1.2, **factors)
     assert (own.attention_factor, own.long_attention_factor) == (1.1, 1.2)
     assert scaling(rope_type="longrope", factor=1.0, **factors).attention_factor == 1
