@@ -213,6 +213,7 @@ def test_six_compositions_are_validated_or_one_rule(
     found, _, _ = validated(monkeypatch, windows, places)
     names = [row["name"] for row in found.rows if not row["published"]]
     assert names == ["trial 0, simplified", *(f"trial {n}" for n in range(1, own))]
+    assert bool(found.regret) is (len(places) > 1), "of one rule alone"
 
 
 def test_what_is_beyond_the_limit_on_new_prompts_is_not_the_best(
