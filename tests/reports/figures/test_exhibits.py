@@ -300,6 +300,7 @@ def test_only_bars_beside_each_other_move_the_papers_values_beside_them() -> Non
     assert "xOffset" not in stated("lines")
     assert stated("lines")["color"]["field"] == "batch"
     assert "color" not in stated("stacked")
+    assert stated("lines")["color"]["legend"] == {"title": None, "orient": "top", "columns": 4}
     assert "color" not in stated("lines", series=None)
 
 
