@@ -87,9 +87,8 @@ def _describe(what: Listing, json: bool) -> None:
         print(commands_page(app), end="")
         return
     if what is not Listing.systems:
-        raise UsageError(
-            f"list {what} --long: allowed: systems, policies, options, metrics, commands"
-        )
+        pages = "systems" if json else "systems, policies, options, metrics, commands"
+        raise UsageError(f"list {what} --long{' --json' if json else ''}: allowed: {pages}")
     from dataclasses import asdict
 
     from moebench.systems.description import described, document, natives

@@ -130,7 +130,7 @@ def test_options_and_metrics_are_tables_of_the_documentation(what: str, first: s
     assert len(lines) == 2 + len(rows)
     text = "-" if rows[0][first] is None else rows[0][first]
     assert lines[2].startswith(f"| {text} | ")
-    assert f"list {what} --long: allowed: systems, policies, options, metrics" in refused(
+    assert f"list {what} --long --json: allowed: systems" in refused(
         "list", what, "--long", "--json"
     )
 
@@ -145,6 +145,14 @@ def test_systems_in_full_are_those_of_the_list() -> None:
     assert text.endswith("\n")
     assert not text.endswith("\n\n")
     assert "allowed: systems, policies, options, metrics" in refused("list", "machines", "--long")
+
+
+@pytest.mark.parametrize("what", ["policies", "commands", "machines"])
+def test_only_systems_in_full_are_json_too(what: str) -> None:
+    line = refused("list", what, "--long", "--json")
+    assert line == f"moebench: list {what} --long --json: allowed: systems"
+    others = refused("list", "machines", "--long")
+    assert "list machines --long: allowed: systems, policies, options, metrics, commands" in others
 
 
 def test_a_terminal_is_told_how_to_use_another_model(monkeypatch: pytest.MonkeyPatch) -> None:

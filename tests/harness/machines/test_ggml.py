@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -281,5 +282,5 @@ def test_a_library_without_memory_is_an_error(library: Library) -> None:
 
 
 def test_formats_have_the_numbers_of_the_gguf_package():
-    known = pytest.importorskip("gguf", reason="install gguf").GGMLQuantizationType
+    known = gguf.GGMLQuantizationType
     assert {name: known[name.upper()].value for name in ggml.TYPES} == dict(ggml.TYPES)
