@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moebench.harness import console
+from moebench.harness.cli import usage_errors
 from moebench.harness.cli.parameters import JSON, option
 from moebench.substrate.errors import UsageError
 
@@ -81,10 +82,9 @@ def _describe(what: Listing, json: bool) -> None:
         print(policies_page(), end="")
         return
     if what is Listing.commands and not json:
-        from moebench.harness.cli.app import app
         from moebench.harness.cli.command_page import document as commands_page
 
-        print(commands_page(app), end="")
+        print(commands_page(usage_errors.program), end="")
         return
     if what is not Listing.systems:
         pages = "systems" if json else "systems, policies, options, metrics, commands"
@@ -134,10 +134,10 @@ def _metrics() -> list[dict[str, Any]]:
 
 
 def _commands() -> list[dict[str, Any]]:
-    from moebench.harness.cli.app import app
     from moebench.harness.cli.command_page import commands
 
-    return [{"command": one.name, "what": one.what} for one in commands(app)]
+    found = commands(usage_errors.program)
+    return [{"command": one.name, "what": one.what} for one in found]
 
 
 def markdown(what: Listing) -> str:

@@ -179,7 +179,6 @@ def test_no_module_imports_upward(tree: Tree) -> None:
     assert tree.upward() == set()
 
 
-@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle(tree: Tree) -> None:
     tree.check_circles()
 
