@@ -43,5 +43,5 @@ class SlotExperts:
         rows = [self._cache.slot_of(key) for key in self._cache.keys(layer, experts)]
         return unpack(shape, slots.index_select(0, torch.tensor(rows)))
 
-    def gathered(self, layer: int, experts: Tensor) -> None:
+    def all_of(self, layer: int) -> None:
         """Return None: experts are in separate slots and arrive one by one."""

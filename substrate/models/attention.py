@@ -16,7 +16,13 @@ from moebench.substrate.models.shape import AttentionWindow, ModelShape, yarn_ms
 
 
 class GroupedQueryAttention:
-    """Grouped-query attention; a KV-cache entry holds the keys of all heads, then the values."""
+    """Grouped-query attention; a KV-cache entry holds the keys of all heads, then the values.
+
+    Attributes:
+        qkv, qkv_bias: the projections of queries, keys and values as one, ``[heads · D, H]``.
+        q_norm, k_norm: norms of queries and keys; both or none.
+        o_transposed, o_bias: the output projection ``[heads · D, H]``.
+    """
 
     def __init__(self, shape: ModelShape, common: Mapping[str, Tensor], layer: int) -> None:
         self._shape = shape
@@ -27,19 +33,20 @@ class GroupedQueryAttention:
             rows = [common[f"{ours}.{n}{suffix}"] for n in "qkv"]
             return torch.cat([*(_arranged(r, order) for r in rows[:2]), rows[2]])
 
-        self._qkv = projection()
-        self._qkv_bias = projection(".bias") if shape.qkv_bias else None
-        self._q_norm: Norm | None = None
+        self.qkv = projection()
+        self.qkv_bias = projection(".bias") if shape.qkv_bias else None
+        self.q_norm: Norm | None = None
+        self.k_norm: Norm | None = None
         if shape.qk_norm in ("head", "full"):
-            self._q_norm, self._k_norm = (
+            self.q_norm, self.k_norm = (
                 Norm(shape, _arranged(common[f"{ours}.{n}_norm"], order)) for n in "qk"
             )
         elif shape.qk_norm == "l2" and layer not in shape.nope_layers:
             # Llama 4 normalises after the rotation; the order is free, as rotation keeps lengths.
-            self._q_norm = self._k_norm = Norm(shape, self._qkv.new_ones(shape.head_dim))
+            self.q_norm = self.k_norm = Norm(shape, self.qkv.new_ones(shape.head_dim))
         self._sinks = common.get(f"{ours}.sinks")
-        self._o_transposed = common[f"{ours}.o"].T
-        self._o_bias = common.get(f"{ours}.o.bias")
+        self.o_transposed = common[f"{ours}.o"].T
+        self.o_bias = common.get(f"{ours}.o.bias")
         #: Factor of the products of queries and keys; None is 1 / √D.
         self._scale: float | None = None
         self._grouped = shape.num_heads != shape.num_kv_heads
@@ -58,18 +65,18 @@ class GroupedQueryAttention:
     def project(self, y_TH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Return the queries ``[T, heads, D]`` and KV entries ``[T, slots, D]`` of normed rows."""
         s = self._shape
-        qkv = self._normed(F.linear(y_TH, self._qkv, self._qkv_bias))
+        qkv = self._normed(F.linear(y_TH, self.qkv, self.qkv_bias))
         heads = rotate(qkv.view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim), cos, sin)
         return heads[:, : s.num_heads], heads[:, s.num_heads :]
 
     def _normed(self, qkv: Tensor) -> Tensor:
         """Apply the norms of queries and keys and the clipping, if the model has them."""
         s, d = self._shape, self._shape.head_dim
-        if self._q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             q, k, v = torch.split(qkv, [s.num_heads * d, *2 * [s.num_kv_heads * d]], dim=-1)
             if s.qk_norm != "full":
                 q, k = (t.reshape(*t.shape[:-1], -1, d) for t in (q, k))
-            qkv = torch.cat((self._q_norm(q).flatten(1), self._k_norm(k).flatten(1), v), dim=-1)
+            qkv = torch.cat((self.q_norm(q).flatten(1), self.k_norm(k).flatten(1), v), dim=-1)
         # OLMoE clips after its norms.
         return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
 
@@ -112,8 +119,8 @@ class GroupedQueryAttention:
 
     def add(self, x_TH: Tensor, found: Tensor) -> Tensor:
         """Return the residual plus the output projection of the attention output."""
-        x_TH = torch.addmm(x_TH, found, self._o_transposed)
-        return x_TH if self._o_bias is None else x_TH + self._o_bias
+        x_TH = torch.addmm(x_TH, found, self.o_transposed)
+        return x_TH if self.o_bias is None else x_TH + self.o_bias
 
 
 class MultiHeadLatentAttention(GroupedQueryAttention):
@@ -140,8 +147,8 @@ class MultiHeadLatentAttention(GroupedQueryAttention):
         up = common[f"{ours}.kv_up"].view(shape.num_heads, -1, m.kv_lora_rank)
         self._k_up = up[:, : m.qk_nope_head_dim].contiguous()
         self._v_up = up[:, m.qk_nope_head_dim :].transpose(1, 2).contiguous()
-        self._sinks, self._o_bias = None, None
-        self._o_transposed = common[f"{ours}.o"].T
+        self._sinks, self.o_bias = None, None
+        self.o_transposed = common[f"{ours}.o"].T
         self._scale = self._head_width**-0.5
         if shape.rope_scaling is not None and shape.rope_scaling.mscale_all_dim:
             scaling = shape.rope_scaling

@@ -4,7 +4,7 @@ Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E expert
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError, UsageError
-from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention, attention_kind
+from moebench.substrate.models.attention import attention_kind
 from moebench.substrate.models.block import Block, RoutedAhead, places_of
 from moebench.substrate.models.device import CPU, Device
-from moebench.substrate.models.fused import FusedLayer, expert_function, fused_swiglu
-from moebench.substrate.models.layers import Norm, gate_weights, own_choice
+from moebench.substrate.models.fused import FusedLayer, expert_function
+from moebench.substrate.models.layers import Norm
 from moebench.substrate.models.protocol import Experts
 from moebench.substrate.models.rotary import Rotations
+from moebench.substrate.models.rows import ManyRows, Rows, Stacks
 from moebench.substrate.models.sampling import Sampling, hash_of
 from moebench.substrate.models.shape import ROPE_TYPES, ModelShape
 from moebench.substrate.models.states import Foreseen, Prefilled
@@ -30,7 +31,7 @@ GATHERED_PLACES = 64
 
 
 class Decoder:
-    """The forward pass of a model, computed with torch in one dtype.
+    """The forward pass of a model, computed in one dtype: with torch, few rows with NumPy.
 
     Results do not depend on the order in which a layer's experts are computed: outputs are
     gathered and summed by rank, so a lossless system reproduces the resident model bit for bit.
@@ -42,6 +43,9 @@ class Decoder:
         reads_state: the gate's read-back includes the state, with which host experts compute.
         more: the experts as their records are in form 1 and further ones.
     """
+
+    #: Computes the layers of a pass of many rows.
+    many_rows = ManyRows
 
     def __init__(
         self, shape: ModelShape, common: Mapping[str, Tensor], experts: Experts,
@@ -67,6 +71,23 @@ class Decoder:
         self._head_bias = common.get("head.bias")
         self._final_norm = Norm(shape, common["norm"], common.get("norm.bias"))
         self._layers = [FusedLayer(shape, common, layer) for layer in range(shape.num_layers)]
+        #: All experts of each layer, where they are small and in memory.
+        self._stacks: dict[int, Stacks] = {}
+        for layer in shape.moe_layers:
+            if (stacks := experts.all_of(layer)) is not None:
+                self._stacks[layer] = stacks
+        self._many = self.many_rows(shape, self._layers, self._stacks)
+
+    @cached_property
+    def _few(self) -> Rows | None:
+        """Computes decoded rows of a small model, where calls of torch take most of the time."""
+        try:
+            from moebench.substrate.models.few_rows import FewRows, computes
+        except ImportError:  # Numba comes later than a version of Python
+            return None
+        if not (self._stacks and computes(self.shape, self._embedding)):
+            return None
+        return FewRows(self.shape, self._layers, self._stacks)
 
     # ------------------------------------------------------------------ one batch, one pass
 
@@ -112,67 +133,40 @@ class Decoder:
         self._starts = self._cached
         self._cached = [c + n for c, n in zip(self._starts, self._new, strict=True)]
         ids = [t for seq, n in zip(self._tokens, self._new, strict=True) for t in seq[-n:]]
-        self._turns = self._rotations.turns(self._starts, self._cached)
-        self._windows = [
-            CacheWindow(self.shape, cache, start, end)
-            for cache, start, end in zip(self._caches, self._starts, self._cached, strict=True)
-        ]
+        turns = self._rotations.turns(self._starts, self._cached)
+        few = phase == "decode" and len(ids) * self.shape.top_k <= GATHERED_PLACES
+        self._rows: Rows = (self._few if few else None) or self._many
+        self._rows.embed(self._caches, self._starts, self._cached, turns)
         self._x = self._embedding[self._device.index(ids)]
         return len(ids)
 
     def attend(self, layer: int) -> None:
-        """Add the layer's attention output to the residual."""
-        ahead = self._ahead
-        self._x = ahead.attended if ahead else self._attended(layer, self._x)
+        """Add the layer's attention output to the residual.
 
-    def _attended(self, layer: int, x_TH: Tensor) -> Tensor:
-        """Return the residual plus attention, and write the new positions to the KV cache.
-
-        Only `embed` changes the cache's length, so a prediction may run the next layer here: its
-        entries are beyond the cached positions, and the true pass overwrites them.
+        Only `embed` changes the cache's length, so a prediction may run the next layer's attention:
+        its entries are beyond the cached positions, and the true pass overwrites them.
         """
-        w = self._layers[layer]
-        attention = w.attention
-        q, kv = attention.project(w.attention_norm(x_TH), *self._turns[layer])
-        return attention.add(x_TH, self._found(layer, attention, q, kv))
-
-    def _found(self, layer: int, attention: GroupedQueryAttention, q: Tensor, kv: Tensor) -> Tensor:
-        """Return the attention output of all rows ``[T, heads · D]``, one sequence at a time."""
-        single = len(self._new) == 1
-        queries = (q,) if single else torch.split(q, self._new)
-        entries = (kv,) if single else torch.split(kv, self._new)
-        outputs = []
-        for window, query, entry in zip(self._windows, queries, entries, strict=True):
-            window.new[layer].copy_(entry)
-            keys, values, mask = window.keys[layer], window.values[layer], window.masks[layer]
-            outputs.append(attention.attend(query, keys, values, mask))
-        return outputs[0] if single else torch.cat(outputs)
+        ahead = self._ahead
+        self._x = ahead.attended if ahead else self._rows.attended(layer, self._x)
 
     # ------------------------------------------------------------------ the MoE block
 
     def gate(self, layer: int) -> Gate:
         """Return the gate scores of the normalised state and the model's own top-k experts."""
-        self._y, self._logits, self._scores = own = self._scored(layer, self._x, self._ahead)
+        ahead = self._ahead
+        own = ahead.scored if ahead else self._rows.scored(layer, self._x)
+        self._y, self._logits, self._scores = own
         self._ahead, self._block = None, None
         self._shared_out: Tensor | None = None
         if layer in self._routed_ahead:
             _, self._logits, self._scores, *_ = self._routed_ahead[layer]
         _, logits, scores = own
-        ids = own_choice(self.shape, logits, scores)
+        ids = self._rows.own_choice(logits, scores)
         state = (self._y,) if self._reads_state else ()
         # The control thread waits for the device only here in each layer.
         scores, ids, *read = self._device.read(scores, ids, *state)
         self._read_state = read[0] if read else None
         return Gate(scores.numpy(), ids.numpy())
-
-    def _scored(
-        self, layer: int, x: Tensor, ahead: Foreseen | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a layer's normalised state ``[T, H]``, gate logits and scores ``[T, E]``."""
-        if ahead:
-            return ahead.scored
-        y = self._layers[layer].mlp_norm(x)
-        return y, *self._layers[layer].gated(y)
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert, fix the experts' weights, and return each expert's row count."""
@@ -180,7 +174,7 @@ class Decoder:
         if weigh_as_TK is not ids_TK:
             weigh_as = self._device.put(torch.from_numpy(weigh_as_TK))
         fewer = bool((weigh_as_TK < 0).any())
-        weights = gate_weights(self.shape, self._logits, self._scores, weigh_as, fewer)
+        weights = self._rows.gate_weights(self._logits, self._scores, weigh_as, fewer)
         if fewer or (ids_TK is not weigh_as_TK and (ids_TK < 0).any()):
             ids, weights = ids.clamp(min=0), weights.masked_fill(ids < 0, 0)
         places, read_as = places_of(ids_TK), None
@@ -207,18 +201,9 @@ class Decoder:
         This changes no measured time: the machine still times every expert for which `compute` is
         called, and only those enter the sum.
         """
-        if ids_TK.numel() > GATHERED_PLACES:
+        if ids_TK.numel() > GATHERED_PLACES or layer not in self._stacks:
             return None
-        matrices = self.experts.gathered(layer, ids_TK.reshape(-1))
-        if matrices is None:
-            return None
-        t, k = ids_TK.shape
-        rows = self._y[:, None].expand(t, k, -1)
-        if read_as_TK is not None:
-            rows = rows * read_as_TK[..., None].to(rows.dtype)
-        rows = rows.reshape(t * k, 1, -1)
-        gate, up = torch.bmm(rows, matrices[0]).chunk(2, dim=-1)
-        return torch.bmm(F.silu(gate) * up, matrices[1]).squeeze(1)
+        return self._rows.outputs(layer, self._y, ids_TK, read_as_TK)
 
     def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         """Compute the SwiGLU of experts on the rows that chose them."""
@@ -249,7 +234,7 @@ class Decoder:
 
     def shared(self, layer: int) -> None:
         """Compute the shared experts on all rows."""
-        self._shared_out = self._layers[layer].shared_experts(self._y)
+        self._shared_out = self._rows.shared(layer, self._y)
 
     def combine(self, layer: int) -> None:
         """Add the outputs of routed and shared experts to the residual."""
@@ -269,24 +254,20 @@ class Decoder:
 
     def _mixed(self, block: Block, weights_TK: Tensor) -> Tensor:
         """Return the residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
-        x = self._x if self._shared_out is None else self._x + self._shared_out
-        outputs_TKH = block.outputs.view(*weights_TK.shape, -1)
-        weights_T1K = weights_TK.to(x.dtype)[:, None]
-        return torch.baddbmm(x[:, None], weights_T1K, outputs_TKH).squeeze(1)
+        return self._rows.mixed(self._x, self._shared_out, weights_TK, block.outputs)
 
     def dense(self, layer: int) -> None:
         """Add the output of a dense layer's SwiGLU block to the residual."""
-        w = self._layers[layer]
-        self._x = self._x + fused_swiglu(w.mlp_norm(self._x), *w.dense)
+        self._x = self._rows.dense(layer, self._x)
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """Return predicted gate scores of a later layer, from this layer's state or part output."""
         if lookahead is Lookahead.NORMED:
-            return self._numpy(self._layers[later].gated(self._y)[1])
+            return self._numpy(self._rows.gated(later, self._y)[1])
         if lookahead is Lookahead.GATE:
-            return self._numpy(self._scored(later, self._x)[2])
+            return self._numpy(self._rows.scored(later, self._x)[2])
         if lookahead in (Lookahead.SHARED, Lookahead.SHARED_RESIDUAL):
-            return self._numpy(self._scored(later, self._unattended(later, lookahead))[2])
+            return self._numpy(self._rows.scored(later, self._unattended(later, lookahead))[2])
         if lookahead is not Lookahead.LAYER:
             raise UsageError(
                 f"layer {layer} computes no prediction of kind {lookahead}: it is known where "
@@ -301,8 +282,8 @@ class Decoder:
             if not complete:  # The prediction leaves out experts that are not computed yet.
                 weights = weights * block.filled_by(done)
             mixed = self._mixed(block, weights)
-        attended = self._attended(layer + 1, mixed)
-        scored = self._scored(layer + 1, attended)
+        attended = self._rows.attended(layer + 1, mixed)
+        scored = self._rows.scored(layer + 1, attended)
         # The KV cache holds the entries of the last prediction.
         exact = exact and self._reuse_predictions
         self._ahead = Foreseen(mixed, attended, scored) if exact else None
@@ -320,11 +301,11 @@ class Decoder:
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """Store the gate results of a layer, computed early from the previous layer's state."""
-        logits, scores = self._layers[layer].gated(self._y)
+        logits, scores = self._rows.gated(layer, self._y)
         read_as = None
         if self.shape.weighs_input:  # These weights are provisional: `dispatch` may set others.
             ids = self._device.put(torch.from_numpy(ids_TK))
-            read_as = gate_weights(self.shape, logits, scores, ids, True)
+            read_as = self._rows.gate_weights(logits, scores, ids, True)
             (read_as,) = self._device.read(read_as)
         self._routed_ahead[layer] = RoutedAhead(
             self._read_state, logits, scores, places_of(ids_TK), {}, read_as

@@ -76,18 +76,18 @@ class FusedLayer:
         if layer in shape.dense_layers:
             self.dense = feed_forward("dense")
             return
-        self._shape, self._router = shape, common[f"layers.{layer}.router"]
+        self._shape, self.router = shape, common[f"layers.{layer}.router"]
         bias = get("router.bias")
-        self._router_bias = None if shape.corrects_scores else bias
-        self._correction = bias if shape.corrects_scores else None
+        self.router_bias = None if shape.corrects_scores else bias
+        self.correction = bias if shape.corrects_scores else None
         self.shared_gate = get("shared_gate")
         if shape.shared_width:
             self.shared = feed_forward("shared")
 
     def gated(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gate's logits and scores ``[T, E]`` for a normalised state."""
-        logits = F.linear(y, self._router, self._router_bias)
-        return logits, gate_scores(self._shape, logits, self._correction)
+        logits = F.linear(y, self.router, self.router_bias)
+        return logits, gate_scores(self._shape, logits, self.correction)
 
     def shared_experts(self, y: Tensor) -> Tensor:
         """Return the shared experts' output, scaled by their sigmoid gate if there is one."""

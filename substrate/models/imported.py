@@ -219,8 +219,8 @@ class MappedExperts:
         rows = torch.tensor(experts) + first
         return unpack(self._shape, self._rows.index_select(0, rows))
 
-    def gathered(self, layer: int, experts: Tensor) -> None:
-        """Return None: gathering would copy experts that are in the page cache."""
+    def all_of(self, layer: int) -> None:
+        """Return None: stacking would copy experts that are in the page cache."""
 
 
 def open_import(path: Path) -> "Imported":

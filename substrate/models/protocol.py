@@ -37,10 +37,10 @@ class Experts(Protocol):
         None means that a product for each expert is cheaper.
         """
 
-    def gathered(self, layer: int, experts: "Tensor") -> "tuple[Tensor, Tensor] | None":
-        """Return n experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``, or None.
+    def all_of(self, layer: int) -> "tuple[Tensor, Tensor] | None":
+        """Return all experts' matrices, transposed: ``[E, H, 2·I]`` and ``[E, I, H]``, or None.
 
-        None unless all experts are in memory and small.
+        None unless they are in memory, small and without biases.
         """
 
 

@@ -84,12 +84,9 @@ class ResidentExperts:
         chosen = torch.tensor(experts)
         return gate_up.index_select(0, chosen).mT, down.index_select(0, chosen).mT
 
-    def gathered(self, layer: int, experts: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return n experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``, or None.
+    def all_of(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Return all experts' matrices, transposed: ``[E, H, 2·I]`` and ``[E, I, H]``, or None.
 
         None if the experts are too large to copy, or have biases.
         """
-        if not self._gathers:
-            return None
-        gate_up, down = self._layers[layer]
-        return gate_up.index_select(0, experts), down.index_select(0, experts)
+        return self._layers[layer] if self._gathers else None

@@ -13,7 +13,16 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.models.attention import GroupedQueryAttention
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.layers import gate_weights, own_choice
+from moebench.substrate.models.rows import ManyRows
 from moebench.substrate.terms import Gate, Ids, Texts
+
+
+class _Uncached(ManyRows):
+    """Computes the layers without a KV cache, as in-place writes stop gradients."""
+
+    def _found(self, layer: int, attention: GroupedQueryAttention, q: Tensor, kv: Tensor) -> Tensor:
+        keys, values = attention.split(self._shape, kv.transpose(0, 1)[None])
+        return attention.attend(q, keys, values, self._windows[0].masks[layer])
 
 
 class DifferentiableDecoder(Decoder):
@@ -21,6 +30,8 @@ class DifferentiableDecoder(Decoder):
 
     Its weights must not be inference tensors, which autograd cannot save for a backward pass.
     """
+
+    many_rows = _Uncached
 
     def sensitivity(self, text: Sequence[int], seed: int) -> np.ndarray:
         """Return each MoE layer's sensitivity to the share of a row's lowest expert, fp32 ``[L]``.
@@ -72,14 +83,9 @@ class DifferentiableDecoder(Decoder):
         #: Each MoE layer's weights and chosen experts ``[T, K]``, gate logits, scores ``[T, E]``.
         self._mixes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def _found(self, layer: int, attention: GroupedQueryAttention, q: Tensor, kv: Tensor) -> Tensor:
-        """Return the attention output without a KV cache, as in-place writes stop gradients."""
-        keys, values = attention.split(self.shape, kv.transpose(0, 1)[None])
-        return attention.attend(q, keys, values, self._windows[0].masks[layer])
-
     def gate(self, layer: int) -> Gate:
         """Return the gate scores and the model's own choice, without gradients."""
-        self._y, self._logits, self._scores = self._scored(layer, self._x)
+        self._y, self._logits, self._scores = self._rows.scored(layer, self._x)
         self._block, self._shared_out = None, None
         logits, scores = self._logits.detach(), self._scores.detach()
         return Gate(scores.numpy(), own_choice(self.shape, logits, scores).numpy())

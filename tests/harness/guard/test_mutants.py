@@ -26,12 +26,14 @@ from moebench.harness.guard.verdicts import Verdict, compare
 from moebench.substrate.engine.decisions import LayerView, Routed
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.memory.capacity import Budget
-from moebench.substrate.models import attention, decoder
+from moebench.substrate.models import attention, rows
 from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention
 from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.few_rows import FewRows
 from moebench.substrate.models.fused import FusedLayer
 from moebench.substrate.models.layers import Norm
+from moebench.substrate.models.rows import ManyRows
 from moebench.systems.daop import PredictedRouting
 from moebench.systems.policies.assign import Balanced
 from moebench.systems.policies.evict import LowestAverageScore
@@ -85,6 +87,16 @@ def weights(name: str, change: Callable[[Tensor], Tensor]) -> Change:
     return apply
 
 
+def experts_chosen(count: str) -> Change:
+    """Return a defect of how many experts a gate chooses, for many rows and for few."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        Edit(rows, "own_choice", "topk(shape.top_k)", f"topk({count})")(patch)
+        Edit(FewRows, "own_choice", "self._shape.top_k)", f"self._{count})")(patch)
+
+    return apply
+
+
 def degraded_twice(patch: pytest.MonkeyPatch) -> None:
     """Let SMoE's router substitute in what it has substituted already."""
     route = ExpertCacheRouter.route
@@ -118,11 +130,11 @@ MODEL: dict[str, tuple[str, Change]] = {
             Norm, "__init__", "shape.norm_eps if eps is None", "10 * shape.norm_eps if eps is None"
         ),
     ),
-    "k + 1": (MIXTRAL, Edit(decoder, "own_choice", "topk(shape.top_k)", "topk(shape.top_k + 1)")),
-    "k - 1": (MIXTRAL, Edit(decoder, "own_choice", "topk(shape.top_k)", "topk(shape.top_k - 1)")),
+    "k + 1": (MIXTRAL, experts_chosen("shape.top_k + 1")),
+    "k - 1": (MIXTRAL, experts_chosen("shape.top_k - 1")),
     "renormalisation left out": (
         MIXTRAL,
-        Edit(decoder, "gate_weights", "weights = weights / total", "pass"),
+        Edit(rows, "gate_weights", "weights = weights / total", "pass"),
     ),
     "gate of the shared expert left out": (
         QWEN,
@@ -132,6 +144,14 @@ MODEL: dict[str, tuple[str, Change]] = {
         MIXTRAL,
         Edit(CacheWindow, "__init__", "past = cache[:, :end]", "past = cache[:, start > 0 : end]"),
     ),
+    "first position forgotten in few rows": (
+        MIXTRAL,
+        Edit(FewRows, "attended", "first = 0 if", "first = 1 if"),
+    ),
+    "shared experts left out of few rows": (
+        QWEN,
+        Edit(FewRows, "mixed", "_NO_MATRIX if shared_TH is None", "_NO_MATRIX if True"),
+    ),
     "rotation of half a head off by one": (
         QWEN,
         Edit(attention, "rotate", "x.shape[-1] // 2", "x.shape[-1] // 2 + 1"),
@@ -140,10 +160,7 @@ MODEL: dict[str, tuple[str, Change]] = {
         MIXTRAL,
         Edit(GroupedQueryAttention, "attend", "mask is None and len(queries) > 1", "False"),
     ),
-    "shared experts left out": (
-        QWEN,
-        Edit(Decoder, "_mixed", "if self._shared_out is None", "if True"),
-    ),
+    "shared experts left out": (QWEN, Edit(Decoder, "_mixed", "self._shared_out", "None")),
 }
 
 #: Defects of decisions and costs, and the replayed cell in which each shows.
@@ -260,8 +277,8 @@ ANSWERS: dict[str, tuple[str, Change]] = {
 HARMLESS: dict[str, Change] = {
     "experts summed in another order": in_another_order,
     "ranks summed one by one": Edit(
-        Decoder,
-        "_mixed",
+        ManyRows,
+        "mixed",
         "torch.baddbmm(x[:, None], weights_T1K, outputs_TKH).squeeze(1)",
         "x + (weights_T1K.transpose(1, 2) * outputs_TKH).sum(1)",
     ),
@@ -270,7 +287,7 @@ HARMLESS: dict[str, Change] = {
         "__call__",
         "y = x.float()",
         "y = x.float(); return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) "
-        "+ self._eps)).to(x.dtype) * self._weight",
+        "+ self.eps)).to(x.dtype) * self.weight",
     ),
     "a comment and no docstring": Edit(
         ExpertCacheRouter,

@@ -110,7 +110,7 @@ class SomeRounded:
     def stacked(self, layer: int, experts: Sequence[int]) -> None:
         return None
 
-    def gathered(self, layer: int, experts: Tensor) -> None:
+    def all_of(self, layer: int) -> None:
         return None
 
 

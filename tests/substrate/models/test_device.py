@@ -79,7 +79,7 @@ class Experts:
     def stacked(self, layer: int, experts: Any) -> None:
         return None
 
-    def gathered(self, layer: int, experts: Tensor) -> None:
+    def all_of(self, layer: int) -> None:
         return None
 
 

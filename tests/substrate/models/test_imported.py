@@ -458,4 +458,4 @@ def test_stacked_experts_are_those_that_are_read_one_by_one(directories, tmp_pat
     for row, expert in enumerate(chosen):
         for found, wanted in zip(stacked, experts.matrices(layer, expert), strict=True):
             assert torch.equal(found[row], wanted)
-    assert experts.gathered(layer, torch.tensor(chosen)) is None
+    assert experts.all_of(layer) is None

@@ -86,30 +86,30 @@ def test_biases_come_behind_the_matrices() -> None:
     assert torch.equal(down, whole[2 * HIDDEN * WIDTH : 3 * HIDDEN * WIDTH].view(HIDDEN, WIDTH))
     assert torch.equal(first, whole[3 * HIDDEN * WIDTH : -HIDDEN])
     assert torch.equal(second, whole[-HIDDEN:])
-    assert experts.gathered(2, torch.tensor([0])) is None
+    assert experts.all_of(2) is None
     assert experts.stacked(2, [0, 1, 2]) is None
 
 
 @pytest.mark.parametrize("chosen", [[0, 2, 3], [0, 1, 2, 3]])
-def test_stacked_and_gathered_experts_are_their_matrices(chosen: list[int]) -> None:
+def test_stacked_experts_are_their_matrices(chosen: list[int]) -> None:
     experts = ResidentExperts(Weights(shape()), torch.float32)  # type: ignore[arg-type]
     stacked = experts.stacked(1, chosen)
-    gathered = experts.gathered(1, torch.tensor(chosen))
+    all_of_layer = experts.all_of(1)
     assert stacked is not None
-    assert gathered is not None
+    assert all_of_layer is not None
     for at, expert in enumerate(chosen):
-        for of_stack, of_gather, own in zip(
-            stacked, gathered, experts.matrices(1, expert), strict=True
+        for of_stack, of_layer, own in zip(
+            stacked, all_of_layer, experts.matrices(1, expert), strict=True
         ):
             assert torch.equal(of_stack[at], own)
-            assert torch.equal(of_gather[at], own.T)
+            assert torch.equal(of_layer[expert], own.T)
     assert experts.stacked(1, [0, 1]) is None
 
 
-def test_only_experts_up_to_a_mebibyte_are_gathered() -> None:
+def test_only_experts_up_to_a_mebibyte_are_stacked() -> None:
     """One expert: 3 · 256 · 341 weights of four bytes are 1 MiB less 1,024 bytes."""
     of = {"num_experts": 1, "moe_layers": (0,), "hidden_size": 256}
     for width, gathers in ((341, True), (342, False)):
         weights: Any = Weights(shape(expert_width=width, **of))
         experts = ResidentExperts(weights, torch.float32)
-        assert (experts.gathered(0, torch.tensor([0])) is not None) is gathers
+        assert (experts.all_of(0) is not None) is gathers
