@@ -477,7 +477,7 @@ def processor() -> str:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of the packages that results depend on."""
-    names = ("moebench", "torch", "numpy", "tokenizers")
+    names = ("moebench", "torch", "numpy", "numba", "tokenizers")
     return {name: _version(name) for name in names} | {"python": platform.python_version()}
 
 

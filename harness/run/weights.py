@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,7 +170,7 @@ def open_weights(spec: RunSpec) -> OpenWeights:
     hashes = {
         "weights": content, "tokenizer": _hash(texts.tokenizer.to_str()),
         "model": _hash(full.model_dump_json()), "profile": profile_hash(spec),
-        "torch": version("torch"), "numpy": np.__version__,
+        "torch": version("torch"), "numpy": np.__version__, "numba": _numba(),
     }  # fmt: skip
     if texts.template is not None:
         hashes["chat template"] = _hash(texts.template.source)
@@ -178,6 +178,14 @@ def open_weights(spec: RunSpec) -> OpenWeights:
         full=full, checkpoint=checkpoint, texts=texts, hashes=hashes,
         expert_dtype=spec.expert_dtype, remember=spec.weights is None,
     )  # fmt: skip
+
+
+def _numba() -> str:
+    """Return the version of what compiles `models.kernels`: without it, sums round otherwise."""
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return "none"
 
 
 def _state(file: Path) -> tuple[int, int]:

@@ -1,0 +1,106 @@
+"""Few rows of a small model, compared with torch's formulas and with each other."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from moebench.substrate.models.decoder import GATHERED_PLACES, Decoder
+from moebench.substrate.models.rows import ManyRows
+from tests.substrate.models.checkpoints import FAMILIES
+from tests.substrate.models.driver import PROMPTS, load, run
+
+few_rows = pytest.importorskip(
+    "moebench.substrate.models.few_rows", reason="numba is not installed: pip install numba"
+)
+
+#: Compressed keys, sinks and a clamped SwiGLU, which only torch computes.
+OTHERS = {"deepseek_v2", "gpt_oss"}
+STEPS = 6
+
+
+def decoded_by(decoder: Decoder) -> type:
+    """Decode, and return the class that computed the last pass."""
+    run(decoder, PROMPTS, 2)
+    return type(decoder._rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_few_rows_have_the_logits_of_torch(family, decoders, monkeypatch):
+    few = run(decoders[family], PROMPTS, STEPS)
+    assert (decoded_by(decoders[family]) is few_rows.FewRows) is (family not in OTHERS)
+    monkeypatch.setattr(decoders[family], "_few", None)
+    many = run(decoders[family], PROMPTS, STEPS)
+    assert decoded_by(decoders[family]) is ManyRows
+    torch.testing.assert_close(few, many, rtol=0, atol=2e-5)
+    assert torch.equal(few[0], many[0])  # the prefill
+    if family not in OTHERS:
+        assert not torch.equal(few[1:], many[1:])
+
+
+def test_a_prompt_and_many_rows_are_computed_with_torch(decoders):
+    decoder = decoders["qwen2_moe"]
+    decoder.begin([[3]], 2)
+    decoder.embed("prefill")
+    assert type(decoder._rows) is ManyRows
+    most = GATHERED_PLACES // decoder.shape.top_k
+    for count, computed_by in ((most, few_rows.FewRows), (most + 1, ManyRows)):
+        run(decoder, [[3]] * count, 2)
+        assert type(decoder._rows) is computed_by
+
+
+def test_other_numbers_than_fp32_are_computed_with_torch(directories):
+    assert decoded_by(load(directories["qwen2_moe"], torch.bfloat16)) is ManyRows
+    assert decoded_by(load(directories["qwen2_moe"], torch.float64)) is ManyRows
+
+
+def test_without_numba_all_rows_are_computed_with_torch(directories, monkeypatch):
+    expected = run(load(directories["qwen2_moe"]), PROMPTS, STEPS)
+    monkeypatch.setitem(sys.modules, "moebench.substrate.models.few_rows", None)
+    decoder = load(directories["qwen2_moe"])
+    assert decoded_by(decoder) is ManyRows
+    torch.testing.assert_close(run(decoder, PROMPTS, STEPS), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - OTHERS))
+def test_a_row_has_the_same_bits_alone_and_among_others(family, decoders):
+    """Even those of its KV cache: its sums do not depend on how many rows a pass has."""
+    decoder, prompt = decoders[family], PROMPTS[0]
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(3, decoder.shape.hidden_size, generator=generator)
+    layer = decoder.shape.moe_layers[0]
+
+    def computed(states: torch.Tensor) -> list[torch.Tensor]:
+        decoder.begin([prompt] * len(states), 2)
+        decoder.embed("prefill")
+        decoder.embed("decode")
+        few = decoder._rows
+        for cache in decoder._caches:
+            cache.copy_(torch.linspace(-1, 1, cache.numel()).view_as(cache))
+        attended = few.attended(layer, states)
+        y, logits, scores = few.scored(layer, attended)
+        ids = few.own_choice(logits, scores)
+        weights = few.gate_weights(logits, scores, ids, False)
+        outputs = few.outputs(layer, y, ids, None)
+        shared = few.shared(layer, y) if decoder.shape.shared_width else None
+        mixed = few.mixed(attended, shared, weights, outputs)
+        caches = torch.stack([cache[layer, len(prompt)] for cache in decoder._caches])
+        return [attended, y, logits, scores, ids, weights, mixed, caches,
+                outputs.view(len(states), -1)]  # fmt: skip
+
+    together = computed(rows)
+    for at in range(3):
+        for all_of, one in zip(together, computed(rows[at : at + 1]), strict=True):
+            assert torch.equal(all_of[at : at + 1], one)
+
+
+def test_arrays_need_not_follow_each_other_in_memory(decoders):
+    """A system may pass on a part of a larger array, such as the head of a sorted list."""
+    decoder = decoders["qwen2_moe"]
+
+    def choose(layer, gate):
+        return np.argsort(-gate.scores_TE, axis=1, kind="stable")[:, : decoder.shape.top_k]
+
+    parts = run(decoder, PROMPTS, STEPS, choose=choose)
+    assert torch.equal(parts, run(decoder, PROMPTS, STEPS))
