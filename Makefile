@@ -138,7 +138,8 @@ field: $(VENV)/installed
 # wheels for other processors and versions, and does not compile without glib: its test is skipped there.
 lock: $(LOCK)/bin/uv
 	@printf '%s\n' 'torch; python_version < "3"' 'moebench-weights; python_version < "3"' \
-	  'libcachesim; platform_machine == "x86_64" and python_version < "3.14"' > $(LOCK)/overrides.txt
+	  'libcachesim; platform_machine == "x86_64" and python_version < "3.14"' \
+	  'numba; python_version < "3.15"' > $(LOCK)/overrides.txt
 	printf '%s\n' networkx setuptools sympy \
 	  | $(compile) --override $(LOCK)/overrides.txt --extra dev pyproject.toml - -o requirements.lock
 	$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \

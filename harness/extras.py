@@ -32,6 +32,7 @@ EXTRAS = {
     "llama_cpp": Package("llama-cpp-python", "native"),
     "lm_eval": Package("lm-eval", "eval"),
     "mlflow": Package("mlflow-skinny", "mlflow"),
+    "numba": Package("numba", "fast"),
     "optuna": Package("optuna", "search"),
     "pandas": Package("pandas", "pandas"),
     "pynvml": Package("nvidia-ml-py", "energy"),

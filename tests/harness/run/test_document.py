@@ -595,8 +595,8 @@ def test_versions_are_those_of_the_packages_that_results_depend_on(
 
     monkeypatch.setattr(document, "version", version_of)
     assert versions() == {
-        "moebench": "moebench 1", "torch": "torch 1", "numpy": "numpy 1", "tokenizers": None,
-        "python": platform.python_version(),
+        "moebench": "moebench 1", "torch": "torch 1", "numpy": "numpy 1", "numba": "numba 1",
+        "tokenizers": None, "python": platform.python_version(),
     }  # fmt: skip
 
 

@@ -280,7 +280,8 @@ def test_another_name_or_date_of_the_files_changes_nothing(own: RunSpec, tmp_pat
 
 def test_each_hash_counts(own: RunSpec) -> None:
     session = prepare(own, None)
-    names = {"weights", "tokenizer", "model", "data", "profile", "system", "torch", "numpy"}
+    names = {"weights", "tokenizer", "model", "data", "profile", "system", "torch", "numpy",
+             "numba"}  # fmt: skip
     assert set(session.hashes) == names
     hashes, ids = session.hashes, {session.run_id}
     for name in names:

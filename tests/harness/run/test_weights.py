@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,12 +216,24 @@ def test_all_inputs_of_weights_are_hashed(folder: Path) -> None:
     assert found.hashes == {
         "weights": "opening 1", "tokenizer": short("words"), "model": short("a model"),
         "profile": "profile of h100", "torch": "version of torch", "numpy": np.__version__,
-        "chat template": short("a template"),
+        "numba": "version of numba", "chat template": short("a template"),
     }  # fmt: skip
     assert (found.expert_dtype, found.remember, found.shared) == (None, True, None)
     own = open_weights(spec_of(weights="w", expert_dtype="int8", plain_prompts=True))
     assert "chat template" not in own.hashes
     assert (own.expert_dtype, own.remember) == ("int8", False)
+
+
+def test_a_missing_compiler_of_kernels_is_a_part_of_the_id(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version_of(name: str) -> str:
+        if name == "numba":
+            raise PackageNotFoundError(name)
+        return f"version of {name}"
+
+    monkeypatch.setattr(weights, "version", version_of)
+    assert open_weights(spec_of()).hashes["numba"] == "none"
 
 
 def test_a_folder_is_read_again_where_its_files_changed(folder: Path) -> None:
