@@ -40,7 +40,8 @@ Deviations and readings:
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, product
+from itertools import accumulate
+from math import inf
 from typing import Literal, NamedTuple
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, split
@@ -85,12 +86,14 @@ def least_max(tokens: Mapping[int, int], absent: Collection[int], takes: Latency
     tokens_here = [0, *accumulate(tokens[e] for e in here)]  # tokens of the first n
     tokens_away = [0, *accumulate(tokens[e] for e in away)]
 
-    def larger_side(cut: tuple[int, int]) -> float:
-        i, j = cut
-        host = (tokens_here[i] + tokens_away[j]) * takes.token
-        return max(host, (len(ranked) - i - j) * takes.device + (len(away) - j) * takes.load)
-
-    i, j = min(product(range(len(here) + 1), range(len(away) + 1)), key=larger_side)
+    least, cut = inf, (0, 0)
+    for i, more in enumerate(tokens_here):
+        for j, others in enumerate(tokens_away):
+            device = (len(ranked) - i - j) * takes.device + (len(away) - j) * takes.load
+            larger_side = max((more + others) * takes.token, device)
+            if larger_side < least:
+                least, cut = larger_side, (i, j)
+    i, j = cut
     return here[:i] + away[:j]
 
 
