@@ -64,7 +64,11 @@ class GateWeights(NamedTuple):
 
 
 def _compiled(function: _Function) -> _Function:
-    return cast(_Function, numba.njit(cache=True, error_model="numpy")(function))
+    try:
+        made = numba.njit(cache=True, error_model="numpy")(function)
+    except RuntimeError:  # no folder for machine code can be written: each process compiles
+        made = numba.njit(error_model="numpy")(function)
+    return cast(_Function, made)
 
 
 @_compiled

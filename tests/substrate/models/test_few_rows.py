@@ -1,12 +1,15 @@
 """Few rows of a small model, compared with torch's formulas and with each other."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import GATHERED_PLACES, Decoder
+from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.models.rows import ManyRows
 from tests.substrate.models.checkpoints import FAMILIES
 from tests.substrate.models.driver import PROMPTS, load, run
@@ -61,6 +64,29 @@ def test_without_numba_all_rows_are_computed_with_torch(directories, monkeypatch
     decoder = load(directories["qwen2_moe"])
     assert decoded_by(decoder) is ManyRows
     torch.testing.assert_close(run(decoder, PROMPTS, STEPS), expected, rtol=0, atol=2e-5)
+
+
+def test_experts_in_slots_are_computed_with_torch_and_nothing_is_imported(directories, monkeypatch):
+    """A machine that measures its tokens must not compile loops meanwhile."""
+    decoder = load(directories["qwen2_moe"])
+    slots = Decoder(decoder.shape, *_parts(directories["qwen2_moe"]))
+    monkeypatch.delitem(sys.modules, "moebench.substrate.models.few_rows")
+    assert decoded_by(slots) is ManyRows
+    assert "moebench.substrate.models.few_rows" not in sys.modules
+    run(decoder, PROMPTS, 2)
+    assert "moebench.substrate.models.few_rows" in sys.modules
+
+
+class _Separate(ResidentExperts):
+    """Experts of which each is in a place of its own, as in slots."""
+
+    def all_of(self, layer: int) -> None:
+        return None
+
+
+def _parts(path: Path) -> tuple[dict[str, torch.Tensor], ResidentExperts]:
+    checkpoint = Checkpoint(path)
+    return checkpoint.common(torch.float32), _Separate(checkpoint, torch.float32)
 
 
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - OTHERS))

@@ -50,6 +50,21 @@ def swiglu(x: Array, gate_up: Array, down: Array) -> Array:
     return gate * expit(gate) * up @ down
 
 
+def test_loops_are_compiled_even_where_no_machine_code_can_be_kept(monkeypatch) -> None:
+    asked: list[bool] = []
+    compiling = kernels.numba.njit
+
+    def without_folders(cache: bool = False, **more: Any) -> Any:
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return compiling(**more)
+
+    monkeypatch.setattr(kernels.numba, "njit", without_folders)
+    assert kernels._compiled(lambda x: x + 1)(2) == 3
+    assert asked == [True, False]
+
+
 @pytest.mark.parametrize("inputs", [1, 4, 7])
 @pytest.mark.parametrize("bias", [NONE, drawn(5, seed=2)])
 def test_a_product_has_the_numbers_of_numpy(way, inputs: int, bias: Array) -> None:
