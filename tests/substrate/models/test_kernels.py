@@ -60,8 +60,10 @@ def test_loops_are_compiled_even_where_no_machine_code_can_be_kept(monkeypatch) 
             raise RuntimeError("cannot cache function: no locator available")
         return compiling(**more)
 
-    monkeypatch.setattr(kernels.numba, "njit", without_folders)
-    assert kernels._compiled(lambda x: x + 1)(2) == 3
+    with monkeypatch.context() as only_here:
+        only_here.setattr(kernels.numba, "njit", without_folders)
+        made = kernels._compiled(lambda x: x + 1)
+    assert made(2) == 3
     assert asked == [True, False]
 
 
