@@ -100,6 +100,12 @@ class Space:
         return found
 
 
+def part_of(key: str, decision: str) -> bool:
+    """Return whether an option is a decision, or an option of it; α is one of the route."""
+    own = key == decision or key.startswith(f"{decision}.")
+    return own or (decision, key) == ("route", "alpha")
+
+
 _DEFAULTS = {name: values[0] for name, values in RUNTIME.items()}
 
 

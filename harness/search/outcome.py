@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
-from moebench.harness.search.composition import BASE, RUNTIME, Sets
+from moebench.harness.search.composition import BASE, RUNTIME, Sets, part_of
 from moebench.harness.search.evaluation import Measured, Refused, paired
 from moebench.harness.search.held_out import held_out
 from moebench.harness.search.rounds import (
@@ -244,11 +244,14 @@ def _ablation(
     """Return the TPOT of the composition with each decision replaced by the published system's."""
     found, best = outcome.found, outcome.best
     assert found is not None
-    mine, yours = describe(build(BASE, found.sets)), sets_of(best)
+    mine, yours = describe(build(BASE, found.sets)), {**sets_of(best)}
+    theirs = runs[best.name]
+    if isinstance(theirs, Measured) and build(best.system, best.sets).has_alpha:
+        yours["alpha"] = f"{theirs.document['spec']['alpha']:g}"  # it may be the setting's
     changed = []
     for part in (*DECISIONS, *RUNTIME):
-        sets = {k: v for k, v in found.sets.items() if k != part and not k.startswith(f"{part}.")}
-        sets |= {k: v for k, v in yours.items() if k == part or k.startswith(f"{part}.")}
+        sets = {k: v for k, v in found.sets.items() if not part_of(k, part)}
+        sets |= {k: v for k, v in yours.items() if part_of(k, part)}
         if sets != found.sets:
             changed.append((part, Candidate(name=f"with {best.name}'s {part}", system=BASE,
                                             sets=sets, trial=found.trial)))  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moebench.harness.search.composition import BASE, Sets, Space, refusal
+from moebench.harness.search.composition import BASE, Sets, Space, part_of, refusal
 from moebench.harness.search.evaluation import Evaluator, Measured, Refused, paired
 from moebench.harness.search.question import VALIDATED, Question, Seeds
 from moebench.harness.search.study import SETS, STOPPED, SYSTEM, Asked, Told, Trials
@@ -301,7 +301,7 @@ class Search:
         decisions = [key for key in sets if "." not in key]
         options = [key for key in sets if "." in key]
         for key in (*decisions, *options):
-            fewer = {k: v for k, v in sets.items() if k != key and not k.startswith(f"{key}.")}
+            fewer = {k: v for k, v in sets.items() if not part_of(k, key)}
             if fewer == sets or self._refusal(fewer) is not None:
                 continue
             other = replace(one, name=f"{one.name}: {sorted(fewer.items())}", sets=fewer)
@@ -320,10 +320,12 @@ class Search:
     ) -> dict[str, Measured | Refused]:  # fmt: skip
         """Return the runs of candidates on the prompts of validation, by name.
 
-        Recordings may hold fewer prompts: as many whole batches as there are.
+        Recordings may hold fewer prompts: as many whole batches as there are, for those candidates
+        that can run.
         """
         batches = next(
-            (n for n in range(VALIDATED, 1, -1) if self._problem(candidates[0], place, n) is None),
+            (n for n in range(VALIDATED, 1, -1)
+             if any(self._problem(one, place, n) is None for one in candidates)),
             1,
         )  # fmt: skip
         specs = [self._spec(one, place, place.seeds.validation, batches, **more)

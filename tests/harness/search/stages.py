@@ -42,6 +42,7 @@ class Runs:
         return Measured(
             {
                 "run_id": f"{spec.setting}-{spec.seed}-{ms:g}",
+                "spec": {"alpha": float(spec.overrides.get("alpha", 0))},
                 "accuracy": {"kl": kl, "agreement": 1.0},
                 "bound": {"of": ms}, "metrics": {"tpot_ms": {"mean": ms}, "peak_device_bytes": 3e9},
             },

@@ -275,6 +275,39 @@ def test_what_cannot_run_is_refused_in_its_row(monkeypatch: pytest.MonkeyPatch) 
     }  # fmt: skip
 
 
+#: A composition that routes with α, and the fastest published system with and without one.
+ROUTED = {"route": "expert-cache", "alpha": "0.1", "scope": "layer"}
+
+
+@pytest.mark.parametrize(("published", "alpha"), [("moe-ondemand", None), ("smoe", "0.35")])
+def test_a_replaced_route_takes_its_alpha_with_it(
+    published: str, alpha: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SMoE's is the setting's: 0.35 in S1."""
+    ms = {"smoe": 10.0 if alpha else 13.0, "moe-ondemand": 11.0}
+    ran: list[RunSpec] = []
+
+    def by_system(spec: RunSpec) -> tuple[float, float] | str:
+        ran.append(spec)
+        if spec.overrides.get("scope") == "layer":
+            return 8.0 if spec.overrides.get("alpha") == "0.1" else 9.0, 0.001
+        return ms.get(spec.system, 12.0), 0.0
+
+    search, _, _ = searching(by_system, (S1,), 0.1, systems=("moe-ondemand", "smoe"))
+    monkeypatch.setattr(outcomes, "held_out", lambda *asked: [])
+    trials = SimpleNamespace(done=lambda: [trial(0, [0.8, 0.001], ROUTED)])
+    systems = [Candidate(name=one, system=one) for one in ("moe-ondemand", "smoe")]
+    found = validate(search, trials, S1, systems, lambda what: lambda done, total: None)  # type: ignore[arg-type]
+    assert found.best.name == published
+    row = found.ablation[[*DECISIONS].index("route")]
+    assert (row["found"], row["tpot_ms"], row["change"]) == ("expert-cache", 9.0, 9 / 8 - 1)
+    (replaced,) = [
+        one for one in ran if one.seed == S1.seeds.validation and not one.clairvoyant
+        and one.overrides.get("scope") == "layer" and one.overrides.get("alpha") != "0.1"
+    ]  # fmt: skip
+    assert replaced.overrides.get("alpha") == alpha
+
+
 def test_options_that_differ_from_their_defaults_are_said() -> None:
     plain = sets_of(Candidate(name="moe-ondemand", system="moe-ondemand"))
     assert plain.keys() == {

@@ -446,6 +446,14 @@ def test_a_validation_has_as_many_batches_as_there_are(held: int, batches: int) 
     ]  # fmt: skip
 
 
+def test_a_candidate_that_cannot_run_shortens_no_validation() -> None:
+    search, runs, _ = stages.searching(ms_of)
+    runs.problem = lambda spec: "no" if spec.system == "lfru" else None  # type: ignore[method-assign]
+    runs.ran.clear()
+    search.validated(SYSTEMS, S1, lambda done, total: None)
+    assert {(one.system, one.prompts) for one in runs.ran} == {("lfru", 5), ("moe-ondemand", 5)}
+
+
 def test_a_candidate_is_possible_where_no_problem_is_known() -> None:
     search, runs, _ = stages.searching(ms_of)
     one = Candidate(name="lfru", system="lfru")
