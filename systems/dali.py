@@ -339,10 +339,6 @@ class WorkloadSwaps(Eviction):
 
     reads_scores = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.reserve = self.staging
-
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin without counts and residents; refuse as many staging slots as there are slots."""
         self._cache, self._experts = cache, shape.num_experts
