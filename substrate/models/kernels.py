@@ -259,12 +259,23 @@ def choose(scores: Array, ids: Array) -> None:
 
 
 @_compiled
+def _checked(expert: int, experts: int) -> int:
+    """Return an expert's id: compiled loops would read behind an array."""
+    if not 0 <= expert < experts:
+        raise IndexError("a system chose an expert that the model does not have")
+    return expert
+
+
+@_compiled
 def weigh(scores: Array, ids: Array, renormalises: bool, scale: float, out: Array) -> None:
-    """Write the weights ``[T, K]`` of chosen experts: their scores, over their sum if it is so."""
+    """Write the weights ``[T, K]`` of chosen experts: their scores, over their sum if so asked.
+
+    Raises IndexError: there is no such expert.
+    """
     for t in range(len(ids)):
         total = np.float32(0)
         for k in range(ids.shape[1]):
-            out[t, k] = scores[t, ids[t, k]]
+            out[t, k] = scores[t, _checked(ids[t, k], scores.shape[1])]
             total += out[t, k]
         if renormalises:
             for k in range(ids.shape[1]):
@@ -280,12 +291,14 @@ def compute(y: Array, ids: Array, gate_up: Array, down: Array, out: Array) -> No
     Args:
         y: one row for each place, or one for each row of ``ids``.
         gate_up, down: of all experts, ``[E, H, 2·I]`` and ``[E, I, H]``.
+
+    Raises IndexError: there is no such expert.
     """
     places, each = ids.size, ids.size // len(y)
     flat, both = ids.reshape(-1), np.empty(gate_up.shape[2], np.float32)
     none = both[:0]
     for place in range(places):
-        expert = flat[place]
+        expert = _checked(flat[place], len(down))
         _product(y[place // each], gate_up[expert], none, both)
         _swiglu(both, down[expert], out[place])
 

@@ -91,7 +91,7 @@ def _parts(path: Path) -> tuple[dict[str, torch.Tensor], ResidentExperts]:
 
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - OTHERS))
 def test_a_row_has_the_same_bits_alone_and_among_others(family, decoders):
-    """Even those of its KV cache: its sums do not depend on how many rows a pass has."""
+    """Its sums do not depend on how many rows a pass has; the KV cache has the same bits, too."""
     decoder, prompt = decoders[family], PROMPTS[0]
     generator = torch.Generator().manual_seed(5)
     rows = torch.randn(3, decoder.shape.hidden_size, generator=generator)

@@ -194,6 +194,16 @@ def test_weights_are_scores_or_shares_of_their_sum(way, renormalises: bool, weig
     near(out, [weights, [1.0, 1.0] if renormalises else [0.6, 0.6]])
 
 
+@pytest.mark.parametrize("expert", [-1, 3])
+def test_an_expert_that_the_model_does_not_have_is_an_error(way, monkeypatch, expert: int) -> None:
+    monkeypatch.setattr(kernels, "_checked", way(kernels._checked))
+    y, ids, out = drawn(1, 6), np.array([[0, expert]]), np.empty((2, 6), np.float32)
+    with pytest.raises(IndexError, match="an expert that the model does not have"):
+        way(kernels.compute)(y, ids, drawn(3, 6, 10), drawn(3, 5, 6), out)
+    with pytest.raises(IndexError, match="an expert that the model does not have"):
+        way(kernels.weigh)(drawn(1, 3), ids, False, 1.0, np.empty((1, 2), np.float32))
+
+
 @pytest.mark.parametrize("own_rows", [False, True])
 def test_experts_compute_the_rows_that_chose_them(way, monkeypatch, own_rows: bool) -> None:
     monkeypatch.setattr(kernels, "_swiglu", way(kernels._swiglu))
