@@ -9,8 +9,10 @@ import torch
 
 from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import GATHERED_PLACES, Decoder
+from moebench.substrate.models.layers import gate_scores, gate_weights
 from moebench.substrate.models.resident import ResidentExperts
 from moebench.substrate.models.rows import ManyRows
+from moebench.substrate.models.shape import GateKind
 from tests.substrate.models.checkpoints import FAMILIES
 from tests.substrate.models.driver import PROMPTS, load, run
 
@@ -43,11 +45,12 @@ def test_few_rows_have_the_logits_of_torch(family, decoders, monkeypatch):
 
 
 def test_a_prompt_and_many_rows_are_computed_with_torch(decoders):
-    decoder = decoders["qwen2_moe"]
+    decoder = decoders["mixtral"]
     decoder.begin([[3]], 2)
     decoder.embed("prefill")
     assert type(decoder._rows) is ManyRows
     most = GATHERED_PLACES // decoder.shape.top_k
+    assert most * decoder.shape.top_k == GATHERED_PLACES
     for count, computed_by in ((most, few_rows.FewRows), (most + 1, ManyRows)):
         run(decoder, [[3]] * count, 2)
         assert type(decoder._rows) is computed_by
@@ -56,6 +59,42 @@ def test_a_prompt_and_many_rows_are_computed_with_torch(decoders):
 def test_other_numbers_than_fp32_are_computed_with_torch(directories):
     assert decoded_by(load(directories["qwen2_moe"], torch.bfloat16)) is ManyRows
     assert decoded_by(load(directories["qwen2_moe"], torch.float64)) is ManyRows
+
+
+def test_models_with_other_formulas_are_not_computed(decoders):
+    shape, like = decoders["qwen2_moe"].shape, torch.zeros(1)
+    assert few_rows.computes(shape, like)
+    assert not few_rows.computes(shape, like.to("meta"))
+    latent = decoders["deepseek_v2"].shape.latent
+    for other in ({"attention_sinks": True}, {"swiglu_limit": 7.0}, {"latent": latent}):
+        assert not few_rows.computes(shape.model_copy(update=other), like)
+
+
+@pytest.mark.parametrize("gate", list(GateKind))
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_weights_are_those_of_torch_for_every_gate(gate, scale, decoders):
+    shape = decoders["qwen2_moe"].shape.model_copy(
+        update={"gate": gate, "routed_scaling_factor": scale}
+    )
+    logits = torch.linspace(-1, 1, 2 * shape.num_experts).view(2, -1).sin()
+    scores, ids = gate_scores(shape, logits), torch.tensor([[3, 1], [0, 2]])
+    few = few_rows.FewRows(shape, [], {})
+    for chosen, fewer in ((ids, False), (torch.tensor([[3, -1], [0, 2]]), True)):
+        found = few.gate_weights(logits, scores, chosen, fewer)
+        truth = gate_weights(shape, logits, scores, chosen, fewer)
+        torch.testing.assert_close(found, truth, rtol=1e-6, atol=1e-7)
+
+
+def test_a_choice_limited_to_groups_is_that_of_torch(decoders):
+    """The best expert of all is in group 0, whose others are worse than those of group 1."""
+    shape = decoders["qwen2_moe"].shape.model_copy(
+        update={"num_experts": 4, "top_k": 2, "gate_groups": (2, 1)}
+    )
+    few = few_rows.FewRows(shape, [], {})
+    scores = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
+    assert few.own_choice(scores.log(), scores).tolist() == [[0, 1]]
+    free = few_rows.FewRows(shape.model_copy(update={"gate_groups": None}), [], {})
+    assert free.own_choice(scores.log(), scores).tolist() == [[0, 2]]
 
 
 def test_without_numba_all_rows_are_computed_with_torch(directories, monkeypatch):
