@@ -181,7 +181,7 @@ def open_weights(spec: RunSpec) -> OpenWeights:
 
 
 def _numba() -> str:
-    """Return the version of what compiles `models.kernels`: without it, sums round otherwise."""
+    """Return the version of Numba, or "none": the loops that it compiles round differently."""
     try:
         return version("numba")
     except PackageNotFoundError:

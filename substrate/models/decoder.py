@@ -31,7 +31,7 @@ GATHERED_PLACES = 64
 
 
 class Decoder:
-    """The forward pass of a model, computed in one dtype: with torch, few rows with NumPy.
+    """The forward pass of a model in one dtype: with torch, few rows in compiled loops.
 
     Results do not depend on the order in which a layer's experts are computed: outputs are
     gathered and summed by rank, so a lossless system reproduces the resident model bit for bit.
@@ -85,7 +85,7 @@ class Decoder:
             return None
         try:
             from moebench.substrate.models.few_rows import FewRows, computes
-        except ImportError:  # without Numba
+        except ImportError:  # no Numba, or one that does not support this NumPy
             return None
         if not computes(self.shape, self._embedding):
             return None

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,6 @@ from moebench.substrate.models import attention, rows
 from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention
 from moebench.substrate.models.checkpoint import Checkpoint
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.few_rows import FewRows
 from moebench.substrate.models.fused import FusedLayer
 from moebench.substrate.models.layers import Norm
 from moebench.substrate.models.rows import ManyRows
@@ -87,12 +87,26 @@ def weights(name: str, change: Callable[[Tensor], Tensor]) -> Change:
     return apply
 
 
+def of_few_rows(function: str, old: str, new: str) -> Change:
+    """Return a defect of the compiled computation of few rows."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        found = pytest.importorskip(
+            "moebench.substrate.models.few_rows",
+            reason="numba is not installed: pip install '.[fast]'",
+        )
+        Edit(found.FewRows, function, old, new)(patch)
+
+    return apply
+
+
 def experts_chosen(count: str) -> Change:
     """Return a defect of how many experts a gate chooses, for many rows and for few."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         Edit(rows, "own_choice", "topk(shape.top_k)", f"topk({count})")(patch)
-        Edit(FewRows, "own_choice", "self._shape.top_k)", f"self._{count})")(patch)
+        if find_spec("numba") is not None:
+            of_few_rows("own_choice", "self._shape.top_k)", f"self._{count})")(patch)
 
     return apply
 
@@ -146,11 +160,11 @@ MODEL: dict[str, tuple[str, Change]] = {
     ),
     "first position forgotten in few rows": (
         MIXTRAL,
-        Edit(FewRows, "attended", "first = 0 if", "first = 1 if"),
+        of_few_rows("attended", "first = 0 if", "first = 1 if"),
     ),
     "shared experts left out of few rows": (
         QWEN,
-        Edit(FewRows, "mixed", "_NO_MATRIX if shared_TH is None", "_NO_MATRIX if True"),
+        of_few_rows("mixed", "_NO_MATRIX if shared_TH is None", "_NO_MATRIX if True"),
     ),
     "rotation of half a head off by one": (
         QWEN,

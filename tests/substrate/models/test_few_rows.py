@@ -17,7 +17,7 @@ from tests.substrate.models.checkpoints import FAMILIES
 from tests.substrate.models.driver import PROMPTS, load, run
 
 few_rows = pytest.importorskip(
-    "moebench.substrate.models.few_rows", reason="numba is not installed: pip install numba"
+    "moebench.substrate.models.few_rows", reason="numba is not installed: pip install '.[fast]'"
 )
 
 #: Compressed keys, sinks and a clamped SwiGLU, which only torch computes.

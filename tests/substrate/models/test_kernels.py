@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import expit, softmax
 
 kernels = pytest.importorskip(
-    "moebench.substrate.models.kernels", reason="numba is not installed: pip install numba"
+    "moebench.substrate.models.kernels", reason="numba is not installed: pip install '.[fast]'"
 )
 
 Array = np.ndarray
