@@ -243,6 +243,11 @@ class ResidualPrefetch(Prefetching):
         self._swaps = evict if isinstance(evict, WorkloadSwaps) else None
 
     @property
+    def swaps(self) -> bool:
+        """Whether exchanges of residents are fetched, too."""
+        return self._swaps is not None
+
+    @property
     def calibrates(self) -> bool:  # type: ignore[override]
         """Whether the residual vectors must be learned."""
         return self.residual

@@ -24,6 +24,7 @@ from moebench.substrate.engine.records import Generation
 from moebench.substrate.files_read import below, collect_reads
 from moebench.substrate.machines import energy
 from moebench.substrate.progress_events import report_phase
+from moebench.systems.compiled.engine import compiled
 
 #: Decoded tokens of the first batch; the report's excerpt shows the last of them that was reached.
 PICTURE_TOKENS = (1, 9)
@@ -45,6 +46,7 @@ def run(
 ) -> Outcome:  # fmt: skip
     """Run a prepared session on the engine (arguments as in `harness.one_run.run`)."""
     with started(session, scratch, progress, keep_timeline) as ready, torch.inference_mode():
+        ready.stage.engine = compiled(ready.stage.engine)
         generations = _generate(session, ready.stage, progress)
         written = ready.document(generations)
     timeline = ready.stage.timeline

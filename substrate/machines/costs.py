@@ -327,13 +327,17 @@ class CostModel:
             s = self.shape
             return op.rows[0] * (s.top_k + 2) * s.hidden_size * ACTIVATION_BYTES / self._small
         time = self._attention(op, self._cache_reads if _decodes(op) else self._large, self._flops)
-        unpacking = self._unpacking_rows if op.kind is OpKind.EXPERT else 0
         for params, rows in self._weights(op):
-            size = self._stored(op, params)
-            bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
-            many = rows + unpacking if rows > 1 else rows
-            time += max(size / bandwidth, 2 * params * many / self._flops)
+            time += self._device_product(op, params, rows)
         return time
+
+    def _device_product(self, op: Op, params: int, rows: int) -> float:
+        """Return the device's time for weights times some rows, in ns."""
+        size = self._stored(op, params)
+        bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
+        unpacking = self._unpacking_rows if op.kind is OpKind.EXPERT else 0
+        many = rows + unpacking if rows > 1 else rows
+        return max(size / bandwidth, 2 * params * many / self._flops)
 
     def _host(self, op: Op) -> float:
         if op.network:
@@ -347,11 +351,29 @@ class CostModel:
         together = expert or op.kind is OpKind.CORE
         time += dispatches + self._handoff_ns * (1 if together else len(weights))
         for params, rows in weights:
-            flops = 2 * params * rows / self._host_flops
-            if rows == 1 and (self._own_rows or self._threads_limit(op)):
-                flops = 0  # what is read in this time, or a core's rate, says it already
-            time += max(self._host_read(op, params), flops)
+            time += self._host_product(op, params, rows)
         return time
+
+    def _host_product(self, op: Op, params: int, rows: int) -> float:
+        """Return the host's time for weights times some rows, in ns."""
+        flops = 2 * params * rows / self._host_flops
+        if rows == 1 and (self._own_rows or self._threads_limit(op)):
+            flops = 0  # what is read in this time, or a core's rate, says it already
+        return max(self._host_read(op, params), flops)
+
+    def expert_products(self, rows: int) -> tuple[float, float]:
+        """Return the time of an expert's products in form 0 on the device and on the host, in ns.
+
+        An operation of several experts takes the sum, in their order, on the host after
+        `host_begins_ns`.
+        """
+        op = Op(OpKind.EXPERT, 0, (rows,))
+        ((params, _),) = self._weights(op)
+        return self._device_product(op, params, rows), self._host_product(op, params, rows)
+
+    def host_begins_ns(self, experts: int) -> float:
+        """Return the time before the host multiplies in an operation of some experts, in ns."""
+        return experts * self._dispatch_ns + self._handoff_ns
 
     def _threads_limit(self, op: Op) -> bool:
         """Return whether the rate of the host's cores limits products with an op's weights."""

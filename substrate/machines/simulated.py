@@ -71,7 +71,7 @@ class SimulatedMachine:
         self.timeline = timeline
         self._measured = timeline.costs
         self.decision_ns, self.sync_ns = costs.decision_ns, costs.sync_ns
-        self._blocking_copies = blocking_copies
+        self.blocking_copies = blocking_copies
         self._waits_each_layer = costs.waits_each_layer
         if costs.synchronous:
             self.submit = self._submit_synchronous  # type: ignore[method-assign]
@@ -115,6 +115,10 @@ class SimulatedMachine:
     def now_ns(self) -> int:
         """Return the time of the control thread's virtual clock, in ns."""
         return self._now
+
+    def pass_to(self, at_ns: int) -> None:
+        """Set the clock to the instant at which a batch ended that was replayed elsewhere."""
+        self._now = at_ns
 
     def begin(self) -> None:
         """Do nothing: no virtual time passes between batches."""
@@ -168,7 +172,7 @@ class SimulatedMachine:
             self._start_queued()
             moved = self.costs.moved_bytes(op)
             span = self._place(op, lane, since, duration, after, launched, moved)
-            if self._blocking_copies and lane is _H2D:
+            if self.blocking_copies and lane is _H2D:
                 self.wait(span)
         else:
             span = self._place(op, lane, since, duration, after, launched)
@@ -230,7 +234,7 @@ class SimulatedMachine:
         if self._queue or self._begun or self._uploads:
             self._start_queued()
         span = self._carry(op, client, self._now, after)
-        if self._blocking_copies:
+        if self.blocking_copies:
             self.wait(span)
         return span
 

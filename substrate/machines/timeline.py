@@ -206,6 +206,48 @@ class Timeline:
             totals.moved_bytes[span.lane] -= span.moved_bytes
         self._outlasting = []
 
+    def replayed(
+        self, sums: Mapping[Phase, Totals], outlasting: Iterable[tuple[Phase, Span]]
+    ) -> None:
+        """Add the sums of spans that were counted elsewhere.
+
+        Args:
+            outlasting: those of the spans that end after the last token so far.
+        """
+        for phase, more in sums.items():
+            totals = self._by_phase[phase]
+            for lane in Lane:
+                totals.busy_ns[lane] += more.busy_ns[lane]
+                totals.moved_bytes[lane] += more.moved_bytes[lane]
+            for cause, ns in more.stall_ns.items():
+                totals.stall_ns[cause] += ns
+            for lane, ops in more.computed.items():
+                for sizes, (op, times) in ops.items():
+                    alike = totals.computed[lane].setdefault(sizes, Computed(op, [0]))
+                    alike.times[0] += times[0]
+        self._outlasting += [(span, self._by_phase[phase]) for phase, span in outlasting]
+
+    def keep(self, spans: Iterable[Span], notes: Iterable[Note]) -> None:
+        """Keep spans and events of the current token that were counted elsewhere."""
+        self._spans += spans
+        self._notes += notes
+
+    @property
+    def noting(self) -> bool:
+        """Whether spans and events of some token of the current batch are kept."""
+        return self._keep_all or self._window is not None
+
+    def pictured_since(self, ends_ns: Sequence[int]) -> int:
+        """Return an instant before which no span of a batch is in the `picture` or in `records`.
+
+        Args:
+            ends_ns: the ends of all tokens of the batch.
+        """
+        if self._keep_all or self._window is None:
+            return -1
+        last = min(self._window[1], len(ends_ns)) - 1
+        return ends_ns[last - 1] if last > 0 else -1
+
     def _keep_outlasting(self, at_ns: int) -> None:
         """Keep the counted spans that end after an instant."""
         found = [entry for entry in self._outlasting if entry[0].end_ns > at_ns]  # type: ignore

@@ -448,6 +448,16 @@ class ExpertCache:
                 readers[key] = span
                 computed(key)
 
+    @property
+    def owners(self) -> list[int]:
+        """The keys of experts that have a slot, in the order of the slots."""
+        return [key for key in self._owner_of if key >= 0 and self._slot_of[key] >= 0]
+
+    def charge(self, slots: int) -> None:
+        """Charge the tier for further slots that were used for the first time elsewhere."""
+        if slots > 0:
+            self._tier.reserve("experts", slots * self._pools[0].record_bytes)
+
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, owners and protected experts agree."""
         held = np.flatnonzero(self.held_all).tolist()

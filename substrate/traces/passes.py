@@ -12,7 +12,7 @@ experts that were resident then.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -64,6 +64,32 @@ class Batches(Protocol):
     @property
     def embeddings(self) -> Mapping[int, np.ndarray]:
         """Mean token embedding of each prompt, by batch, for batches that recorded it."""
+
+
+class Stacked(NamedTuple):
+    """The routing of a batch's first passes as arrays, for all of its B texts.
+
+    Attributes:
+        prefill_ids, prefill_scores: of the prompts, ``[L, T, K]`` and ``[L, T, E]``.
+        decoded_ids, decoded_scores: of each decoded token, ``[S, L, B, K]`` and ``[S, L, B, E]``.
+        predicted: scores that each layer predicted for later ones, ``[S, A, L, B, E]``; zeros where
+            no layer follows.
+        chosen: the next tokens of each pass, ``[1 + S][B]``.
+    """
+
+    prefill_ids: Ids
+    prefill_scores: Scores
+    decoded_ids: Ids
+    decoded_scores: Scores
+    predicted: Scores
+    chosen: Sequence[Sequence[int]]
+
+
+class StackedBatch(Protocol):
+    """A recorded batch that makes its own arrays."""
+
+    def stacked(self, passes: int, kind: Lookahead | None, ahead: int) -> Stacked:
+        """Return the batch's first passes; ``ahead`` is A of a kind of predictions."""
 
 
 class Recorder:
@@ -158,7 +184,36 @@ class TracedModel:
                 f"the trace's next batch has prompts of {list(prefill.rows)} tokens, the run "
                 f"of {list(lengths)}; replay it with the prompts and the batch size it recorded"
             )
-        self._passes = chain([prefill], passes)
+        self._passes, self._whole = chain([prefill], passes), batch
+
+    def stacked(self, passes: int, kind: Lookahead | None, ahead: int) -> Stacked:
+        """Return the first passes of the batch that `begin` started, as arrays.
+
+        Args:
+            passes: the prefill and decoded tokens.
+            kind, ahead: of predictions, and for how many later MoE layers; None reads none.
+
+        Raises NotRecordedError: the trace lacks predictions.
+        """
+        if hasattr(self._whole, "stacked"):
+            return cast(StackedBatch, self._whole).stacked(passes, kind, ahead)
+        layers, whole = self.shape.moe_layers, self._whole[:passes]
+        ids = [np.stack([one.gates[layer].ids_TK for layer in layers]) for one in whole]
+        scores = [np.stack([one.gates[layer].scores_TE for layer in layers]) for one in whole]
+        texts, experts = len(whole[0].rows), self.shape.num_experts
+        predicted = np.zeros((passes - 1, ahead, len(layers), texts, experts), np.float32)
+        for step, self._pass in enumerate(whole[1:] if kind else ()):
+            for later in range(ahead):
+                for row, (layer, then) in enumerate(zip(layers, layers[1 + later :], strict=False)):
+                    assert kind is not None, "the loop is empty without one"
+                    predicted[step, later, row] = self.predict(layer, then, (), kind)
+        none = (0, len(layers), texts)
+        return Stacked(
+            ids[0], scores[0],
+            np.stack(ids[1:]) if passes > 1 else np.zeros((*none, ids[0].shape[2]), np.int64),
+            np.stack(scores[1:]) if passes > 1 else np.zeros((*none, experts), np.float32),
+            predicted, [one.chosen for one in whole],
+        )  # fmt: skip
 
     def embed(self, phase: Phase) -> int:
         """Start the next recorded pass, and return its number of rows."""

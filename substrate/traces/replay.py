@@ -6,7 +6,7 @@ each of the B sequences, until the shortest ends.  Arrays are read once a pass.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Gate, Learnt, Lookahead, RoutedSequence
 from moebench.substrate.traces.file import Header, TraceFile
-from moebench.substrate.traces.passes import PassTrace
+from moebench.substrate.traces.passes import PassTrace, Stacked
 from moebench.substrate.traces.scores import Reconstruction
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -49,6 +49,31 @@ class ReplayedBatch(Sequence[PassTrace]):
 
     def __iter__(self) -> Iterator[PassTrace]:
         return map(self.__getitem__, range(self._passes))
+
+    def stacked(self, passes: int, kind: Lookahead | None, ahead: int) -> Stacked:
+        """Return the first passes as arrays: see `TracedModel.stacked`."""
+        replay, trace, rows = self._replay, self._replay.trace, list(map(self._pass, range(passes)))
+        layers, texts = len(replay.shape.moe_layers), len(self.prompts)
+        decoded = np.array([one.rows for one in rows[1:]], np.int64).reshape(passes - 1, texts)
+
+        def of_decoded(values_TLX: np.ndarray, dtype: type) -> np.ndarray:
+            each = values_TLX.reshape(*decoded.shape, *values_TLX.shape[1:])
+            return np.ascontiguousarray(each.swapaxes(1, 2), dtype)
+
+        flat, first = decoded.ravel(), rows[0].rows
+        size = (passes - 1, ahead, layers, texts, replay.shape.num_experts)
+        predicted = np.zeros(size, np.float32)
+        for later in range(ahead if kind else 0):
+            source = trace.predicted(cast(Lookahead, kind), later + 1)
+            if source is not None:
+                found = of_decoded(source[trace.decoded_row[flat]], np.float32)
+                predicted[:, later, : found.shape[1]] = found
+        last = [first[np.cumsum(rows[0].counts) - 1], *decoded]
+        return Stacked(
+            _by_layer(trace.ids_TLK[first], np.int64), _by_layer(replay._scores(first), np.float32),
+            of_decoded(trace.ids_TLK[flat], np.int64), of_decoded(replay._scores(flat), np.float32),
+            predicted, [trace.chosen[at].tolist() for at in last],
+        )  # fmt: skip
 
     def _pass(self, step: int) -> _Rows:
         prefills = zip(self._rows, self.prompts, strict=True)

@@ -1,7 +1,9 @@
 """Recent operation times for scheduling rules: mean durations, and host time per token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from itertools import islice
+from operator import add
 
 from moebench.substrate.machines.timeline import Costs
 
@@ -10,10 +12,15 @@ from moebench.substrate.machines.timeline import Costs
 SAME_NS = 1000
 
 
+def summed(values: Iterable[float]) -> float:
+    """Return the sum of one value or more, added in their order: `sum` differs between Pythons."""
+    return reduce(add, values)
+
+
 def mean_of_last(durations: Sequence[float], history: int) -> float:
     """Return the mean of the last ``history`` durations, which are ordered oldest first."""
     recent = list(islice(reversed(durations), history))
-    return sum(recent) / len(recent)
+    return summed(recent) / len(recent)
 
 
 def host_ns_per_token(costs: Costs, history: int) -> float:
@@ -29,7 +36,7 @@ def host_line(costs: Costs, history: int) -> tuple[float, float]:
     recent = _on_host(costs, history)
     per_token = _per_token([sample for sample in recent if not sample[2]] or recent)
     more = [took - tokens * per_token for took, tokens, first in recent if first]
-    return per_token, max(0.0, sum(more) / len(more)) if more else 0.0
+    return per_token, max(0.0, summed(more) / len(more)) if more else 0.0
 
 
 def _on_host(costs: Costs, history: int) -> list[tuple[float, float, bool]]:
@@ -40,4 +47,4 @@ def _on_host(costs: Costs, history: int) -> list[tuple[float, float, bool]]:
 
 
 def _per_token(samples: Sequence[tuple[float, float, bool]]) -> float:
-    return sum(took for took, _, _ in samples) / sum(tokens for _, tokens, _ in samples)
+    return summed(took for took, _, _ in samples) / summed(tokens for _, tokens, _ in samples)
