@@ -163,7 +163,8 @@ class ExpertCache:
         # Changes and most queries are of single keys; some queries are of all keys at once.
         #: Whether each key has a slot, complete or arriving; other modules read it.
         self.held, self.held_all = _flags(total)
-        self._ready_ns, self._ready_all = _instants(total)
+        #: By key, when the expert is complete; other modules read the vector.
+        self._ready_ns, self.ready_all = _instants(total)
         #: The keys that the current layer has chosen, and those of them whose computation was
         #: submitted.
         self._pinned: set[int] = set()
@@ -231,7 +232,7 @@ class ExpertCache:
 
     def holds(self, key: int) -> bool:
         """Return whether the expert has a slot, complete or arriving."""
-        return self._slot_of[key] >= 0
+        return bool(self.held[key])
 
     def has_come(self, key: int) -> bool:
         """Return whether the time is known at which the expert is complete."""
@@ -327,7 +328,7 @@ class ExpertCache:
         It includes protected experts whose computation has been submitted.
         """
         row, pool = self._pool_row(incoming), self._pool_of[incoming]
-        mask = self._over_keys(row, self._ready_all[row] <= now_ns)
+        mask = self._over_keys(row, self.ready_all[row] <= now_ns)
         for key in self._pinned:
             if self._pool_of[key] is pool:
                 mask[key] = key in self._computed and self.has_come(key)
@@ -348,7 +349,7 @@ class ExpertCache:
         A device that lags behind its control thread may be given work on an expert in flight.
         """
         row = self._pool_row(incoming)
-        mask = self._over_keys(row, self.held_all[row] & (self._ready_all[row] > now_ns))
+        mask = self._over_keys(row, self.held_all[row] & (self.ready_all[row] > now_ns))
         found = np.flatnonzero(mask).tolist()
         computed = self._computed
         return [
@@ -468,7 +469,7 @@ class ExpertCache:
         if any(self._owner_of[self._slot_of[key]] != key for key in held):
             raise IntegrityError("a slot's owner does not know it")
         for pool in self._pools:
-            if (pool.mask & (self._ready_all == NEVER)).any() or pool.mask[[*self._pinned]].any():
+            if (pool.mask & (self.ready_all == NEVER)).any() or pool.mask[[*self._pinned]].any():
                 raise IntegrityError("a pinned or absent expert counts as evictable")
-        if (self._ready_all[~self.held_all] != NEVER).any():
+        if (self.ready_all[~self.held_all] != NEVER).any():
             raise IntegrityError("an expert without a slot counts as resident")

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import EXPERT_OF, ForwardPass, LayerView
+from moebench.substrate.engine.decisions import EXPERT_OF, ForwardPass, LayerView, Prompts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import IntegrityError, UsageError
@@ -25,17 +25,11 @@ from moebench.substrate.machines.timeline import Computed, Note, NoteKind, Total
 from moebench.substrate.progress_events import report_phase
 from moebench.substrate.terms import Phase
 from moebench.substrate.traces.passes import Stacked, TracedModel
+from moebench.systems.compiled.asked import ASK, Asked
 from moebench.systems.compiled.library import library
-from moebench.systems.compiled.twins import (
-    ASSIGN,
-    EVICT,
-    PREFETCH,
-    READS_BEST,
-    READS_MEAN,
-    why_not,
-)
+from moebench.systems.compiled.twins import READS_BEST, READS_MEAN, decided, why_not
 from moebench.systems.dali import ResidualPrefetch, most_tokens
-from moebench.systems.hybrimoe import ImpactDriven, MinusRecentScore, expected
+from moebench.systems.hybrimoe import ImpactDriven, expected
 from moebench.systems.policies.predict import NextLayer
 
 _INT, _REAL, _AT = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
@@ -63,7 +57,12 @@ class Setup(ctypes.Structure):
             "oldest_first",
         )],
         ("smoothing", _REAL),
-        *[(n, _INT) for n in ("fetches", "impact_history", "whole_prompt_layers")],
+        *[(n, _INT) for n in (
+            "fetches", "impact_history", "whole_prompt_layers", "commits", "asks_layers",
+            "asks_routing", "asks_growth", "transient",
+        )],
+        ("ask", ASK),
+        *[(n, _AT) for n in ("held", "ready", "allowed", "talk", "clock", "costs", "costs_told")],
     )  # fmt: skip
 
 
@@ -122,6 +121,8 @@ class CompiledEngine(Engine):
         ):  # fmt: skip
             raise IntegrityError("replay.cpp and its structures in engine.py differ")
         self._library, self._kept = loaded, list[np.ndarray]()
+        self._decided = decided(self.system, self.model.shape)
+        self._asked = Asked(self, self._decided)
         self._sums_before: dict[str, np.ndarray] = {}
         self._products: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
         self._common_prices: dict[int, np.ndarray] = {}
@@ -170,24 +171,29 @@ class CompiledEngine(Engine):
             "load_estimate": self.timeline.costs.load_ns[0],
             "host_estimate": self.timeline.costs.host_ns[0],
         }  # fmt: skip
-        tables = (("assign", ASSIGN), ("evict", EVICT), ("prefetch", PREFETCH))
-        for decision, table in tables:
-            policy = system.policies[decision]
-            number, options = table[type(policy)]
-            numbers[decision] = number
-            numbers |= dict(options(policy))
-        if isinstance(system.prefetch, ImpactDriven):
-            numbers["impact_history"] = system.prefetch.history
-            numbers["history"] = getattr(system.assign, "history", 0)
-            numbers["fetches"] = system.prefetch.experts or shape.top_k
-        if isinstance(system.evict, MinusRecentScore):
-            numbers["top"] = system.evict.top or 2 * shape.top_k
-        setup = Setup()
+        decided = self._decided
+        numbers |= decided.numbers
+        numbers |= {name: getattr(decided, name) for name in ("assign", "evict", "prefetch")}
+        numbers |= {
+            "commits": system.prefetch.discipline == "committed",
+            "asks_layers": decided.asks_layers, "asks_routing": decided.routing,
+            "asks_growth": decided.growth, "transient": system.evict.transient,
+        }  # fmt: skip
+        asked = self._asked
+        shared = {
+            "held": cache.held_all, "ready": cache.ready_all, "allowed": asked.allowed,
+            "talk": asked.talk, "clock": asked.clock, "costs": asked.costs,
+            "costs_told": asked.told,
+        }  # fmt: skip
+        setup = Setup(ask=asked.function)
         for name, kind in cast(Any, Setup._fields_):
-            value = numbers.get(name, 0)
-            if kind is _AT:
-                value = self._pointer(np.array(value, np.int64))
-            setattr(setup, name, int(value) if kind is _INT else value)
+            if name in shared:
+                setattr(setup, name, self._pointer(shared[name]))
+            elif kind is _AT:
+                setattr(setup, name, self._pointer(np.array(numbers[name], np.int64)))
+            elif kind is not ASK:
+                value = numbers.get(name, 0)
+                setattr(setup, name, int(value) if kind is _INT else value)
         self._kept_always = self._kept  # read in every batch
         return setup
 
@@ -210,11 +216,19 @@ class CompiledEngine(Engine):
         ahead = 0 if predictor is None else predictor.layers
         recorded = model.stacked(new_tokens, predictor and predictor.lookahead, ahead)
         self._kept = []
-        batch, ends, used, counts = self._batch(recorded, [len(p) for p in prompts])
+        lengths = [len(p) for p in prompts]
+        embedding = model.embedding() if self._reads_embedding else None
+        self.system.begin_sequences(Prompts(lengths, embedding))
+        self._asked.begin(recorded, lengths)
+        batch, ends, used, counts = self._batch(recorded, lengths)
         started_ns = self.machine.now_ns()
         for phase in _PHASES:
             report_phase(phase, 0, None)
         failed = self._library.replay_run(self._replay, ctypes.byref(batch))
+        if failed < 0:
+            error, self._asked.error = self._asked.error, None
+            assert error is not None, "compiled code stops for nothing else"
+            raise error
         if failed:
             raise UsageError(
                 f"{type(self.system.evict).__name__} finds no expert to evict for one that layer "
@@ -229,6 +243,7 @@ class CompiledEngine(Engine):
             for of_pass, many in zip(keys, numbers, strict=True)
         ]
         out.paused_ns = [0] * (len(ends) - 1)
+        self.system.end_sequences()
         yield out
 
     def _batch(
@@ -256,11 +271,11 @@ class CompiledEngine(Engine):
             "ids": np.concatenate([prefill.ravel(), decoded.ravel()]), "ids_at": ids_at,
             "ends": ends, "used": used, "used_count": counts,
         }  # fmt: skip
-        if isinstance(system.assign, READS_BEST):
+        if self._decided.assign and isinstance(system.assign, READS_BEST):
             arrays["best"] = _over_rows(recorded, np.max)
-        if isinstance(system.evict, READS_MEAN):
+        if self._decided.evict and isinstance(system.evict, READS_MEAN):
             arrays["mean"] = _over_rows(recorded, np.mean)
-        if ahead:
+        if ahead and self._decided.prefetch:
             arrays["wished"], arrays["wished_rows"] = self._wishes(recorded, ahead)
             batch.wishes = arrays["wished"].shape[-1]
         for name, array in arrays.items():
@@ -313,7 +328,7 @@ class CompiledEngine(Engine):
 
     # ------------------------------------------------------------------ predictions
 
-    def _asked(self, layer: int, step: int) -> LayerView:
+    def _seen(self, layer: int, step: int) -> LayerView:
         """Return the view of a decoded token's layer, as far as predictors and `_wishes` read it."""
         shape, none = self.model.shape, np.empty((0, 0))
         context, pairs = self._context(step)
@@ -337,7 +352,7 @@ class CompiledEngine(Engine):
         wished, rows = np.full(size, -1, np.int64), np.ones(size, np.int64)
         adjacent = isinstance(policy.predictor, NextLayer)
         for row, layer in enumerate(layers):
-            view = self._asked(layer, len(self._rows) - 1)
+            view = self._seen(layer, len(self._rows) - 1)
             for later in range(min(ahead, len(layers) - 1 - row)):
                 then = layers[row + 1 + later]
                 if adjacent and then != layer + 1:
@@ -450,7 +465,7 @@ class CompiledEngine(Engine):
         elif kind is OpKind.PREDICT:
             predictor = self.system.prefetch.predictor
             assert predictor is not None, "it made the operation"
-            return predictor.op(self._asked(layer, step))
+            return predictor.op(self._seen(layer, step))
         return Op(kind, layer, rows, (), context, pairs)
 
 

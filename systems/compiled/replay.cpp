@@ -5,8 +5,10 @@
 // are integer nanoseconds.  Floating-point sums have the same order as in Python, so the compiler
 // must not contract or rearrange them (-ffp-contract=off, no -ffast-math).
 //
-// Not repeated, and refused in twins.py: experts on the disk, layers or weights of other parts on
-// the host, records in several forms, routing ahead, uploads, committed prefetches, chunks.
+// Decisions that have no twin here are asked in Python, once a layer or a slot (`Ask`).
+//
+// Not repeated, and refused in twins.py: experts on the disk, non-expert weights on the host,
+// records in several forms, routing ahead, uploads, deferred outputs, prefetches in chunks.
 
 #include <algorithm>
 #include <cmath>
@@ -22,14 +24,19 @@ using Experts = std::vector<i64>;
 constexpr i64 NEVER = std::numeric_limits<i64>::max();
 constexpr double SAME_NS = 1000;  // systems.policies.latency
 constexpr i64 COSTS_KEPT = 64;    // machines.timeline
+constexpr i64 COSTS_TOLD = 4096;
 
 enum Lane { DEVICE, H2D, D2H, HOST, DISK, PREDICT, LANES };
 enum Kind { ATTEND, GATE, SHARED, COMBINE, DENSE, HEAD, FORECAST, EXPERT, LOAD, RETURN };
 enum Cause { NO_CAUSE, BY_CONTROL, BY_LOAD, BY_HOST, BY_DEVICE, CAUSES };
 enum Note { EVICT, CANCEL };
-enum AssignKind { LOAD_ALL, HOST_ALL, BALANCED, OPTIMAL, FIDDLER, MAKESPAN, GREEDY };
-enum EvictKind { NEVER_EVICT, NO_VICTIM, FIFO, LRU, LFU, AVERAGE_SCORE, RECENT_SCORE, WINDOW };
-enum PrefetchKind { NO_PREFETCH, WISHES, ABSENT_WISHES, IMPACT };
+enum Purpose { NEEDED, SPECULATIVE, COMMITTED };
+// What is asked in Python: engine.py's `_Asked` has a method for each.
+enum Question { LAYER, ASSIGN, FETCH, OPEN, USED, ARRIVED, LEFT, GROWS, VICTIM };
+// Decisions that are asked in Python have the number 0.
+enum AssignKind { IN_PYTHON, LOAD_ALL, HOST_ALL, BALANCED, OPTIMAL, FIDDLER, MAKESPAN, GREEDY };
+enum EvictKind { NEVER_EVICT = 1, NO_VICTIM, FIFO, LRU, LFU, AVERAGE_SCORE, RECENT_SCORE, WINDOW };
+enum PrefetchKind { NO_PREFETCH = 1, WISHES, ABSENT_WISHES, IMPACT };
 // engine.counts.Counts, in the order of engine.py
 enum Count {
   ACTIVE, HITS, IN_FLIGHT, BEGUN, LOADS, ON_HOST, HOST_RESIDENT, UNCHOSEN, PREFETCHED,
@@ -37,6 +44,10 @@ enum Count {
 };
 
 extern "C" {
+
+// Asks Python; returns a key or a truth, -1 for none, -2 where it failed.  Longer answers are in
+// `Setup::talk`.
+typedef i64 (*Ask)(i64 question, i64 about, i64 more);
 
 // What a run has in common: engine.py's `Setup` has the same fields in the same order.
 struct Setup {
@@ -55,7 +66,16 @@ struct Setup {
   i64 history, minimise_sum, by_rows, tie_host, from_backlog, load_prompts, fill;  // assign
   i64 window, top, hot, survive, oldest_first;                                     // evict
   double smoothing;                                                               // evict
-  i64 fetches, impact_history, whole_prompt_layers;                                // prefetch
+  i64 fetches, impact_history, whole_prompt_layers, commits;                       // prefetch
+  i64 asks_layers, asks_routing, asks_growth, transient;
+  Ask ask;
+  uint8_t *held;           // [keys] whether each expert has a slot: the cache's own array
+  i64 *ready;              // [keys] when it is complete: the cache's own array
+  uint8_t *allowed;        // [keys] which experts a policy may evict, for VICTIM
+  i64 *talk;               // answers to questions, and at LAYER each expert's rows
+  i64 *clock;              // the time, then the end of each lane's queue, for questions
+  double *costs;           // [COSTS_TOLD, 4] what operations took since the last question
+  i64 *costs_told;
 };
 
 // One batch: the passes of its prompts and of each decoded token.  engine.py's `Batch`.
@@ -242,15 +262,22 @@ struct LaterLayer {
   }
 };
 
-struct Plan { Experts device, host, load; bool keep = true; };
+// engine.decisions: `Fetch`, by keys, and `Plan`
+struct Fetch { i64 key, keep = 1, instead_of = -1; };
+struct Plan {
+  Experts device, host, load;
+  std::vector<Fetch> fetches;
+  bool keep = true;
+};
 
 class Replay {
  public:
   explicit Replay(const Setup &setup) : s(setup) {
     i64 keys = s.layers * s.experts;
     slot_of.assign(keys, -1), owner.assign(s.capacity, -1), charged.assign(s.capacity, 0);
-    held.assign(keys, 0), pinned.assign(keys, 0), computed.assign(keys, 0);
-    ready.assign(keys, NEVER), reader.assign(keys, -1), arrival.assign(keys, -1);
+    held = s.held, ready = s.ready;
+    pinned.assign(keys, 0), computed.assign(keys, 0);
+    reader.assign(keys, -1), arrival.assign(keys, -1);
     speculative.assign(keys, 0), passing.assign(keys, 0), wanted_now.assign(keys, 0);
     free_slots.resize(s.pools);
     for (i64 p = 0; p < s.pools; p++)
@@ -270,8 +297,8 @@ class Replay {
 
   // engine.transfers._place
   void place(i64 key) {
-    claim_slot(key, -1);
-    if (s.evict != NEVER_EVICT) arrived(key);
+    claim_slot(key, -1), holding++;
+    if (s.evict != NEVER_EVICT && s.evict != IN_PYTHON) arrived(key);
     ready[key] = 0;
   }
 
@@ -288,22 +315,26 @@ class Replay {
   Setup s;
   const Batch *b = nullptr;
   i64 pass = 0, phase = 0, texts = 0;
-  i64 failed = 0;  // one more than the layer for whose expert no other can be evicted
+  i64 failed = 0;  // one more than the layer for whose expert no other can be evicted; -1: Python
   i64 free_at[LANES] = {}, idle_in_wait = 0, host_layer = -1;
   int waited_for = NO_CAUSE;
   Recent device_ns, load_ns, host_ns, host_row_ns;
   std::deque<char> host_first;
   // The slots (memory.cache) and transfers, by key.
-  std::vector<i64> slot_of, owner, ready, reader, arrival;
-  std::vector<char> charged, held, pinned, computed, speculative, passing, wanted_now;
+  uint8_t *held;
+  i64 *ready;
+  std::vector<i64> slot_of, owner, reader, arrival;
+  std::vector<char> charged, pinned, computed, speculative, passing, wanted_now;
   std::vector<Experts> free_slots, started;
   std::vector<std::vector<char>> asked;  // [layers] empty, or by expert
   struct Draining { i64 slot, pool; After use; };
   std::vector<Draining> draining;
-  i64 passing_count = 0;
+  i64 passing_count = 0, holding = 0;
+  int purpose = NEEDED;
   struct Queued { i64 key, since; };
   std::deque<Queued> queue;
   Experts wanted;
+  std::unordered_map<i64, Fetch> wishes_now;
   std::unordered_map<uint64_t, i64> known[2];
   // State of the eviction.
   std::vector<Order> orders, held_orders;
@@ -316,6 +347,7 @@ class Replay {
   i64 clock = 0, counted = 0, left_until = 0;
   // The layer at hand.
   std::vector<i64> rows_E;
+  std::vector<char> own_E, top_E;  // whether the gate chose it; and it counts as important
   Experts active, resident, in_flight, absent;
 
   i64 pool_of(i64 key) const { return s.pool_of[key / s.experts]; }
@@ -323,6 +355,28 @@ class Replay {
     i64 n = 0;
     for (i64 l = 0; l < s.layers; l++) n += s.moe_row[l] >= 0;
     return n;
+  }
+
+  i64 ask(int question, i64 about, i64 more = 0) {
+    if (failed) return -1;
+    s.clock[0] = now;
+    std::copy(free_at, free_at + LANES, s.clock + 1);
+    i64 answer = s.ask(question, about, more);
+    if (answer == -2) failed = -1;
+    return answer;
+  }
+
+  void tell_cost(double kind, double took, double rows = 0, double first = 0) {
+    if (!s.asks_layers || *s.costs_told == COSTS_TOLD) return;
+    double *entry = s.costs + 4 * (*s.costs_told)++;
+    entry[0] = kind, entry[1] = took, entry[2] = rows, entry[3] = first;
+  }
+
+  // The fetches in an answer: their number, then key, keep and instead_of of each
+  std::vector<Fetch> fetches_at(const i64 *at) const {
+    std::vector<Fetch> found;
+    for (i64 i = 0; i < at[0]; i++) found.push_back({at[1 + 3 * i], at[2 + 3 * i], at[3 + 3 * i]});
+    return found;
   }
 
   // ------------------------------------------------------------ the clock (machines.simulated)
@@ -421,6 +475,7 @@ class Replay {
     span.experts = n;
     After done{span.end, BY_DEVICE};
     device_ns.add((double)(span.end - span.start) / n);
+    tell_cost(0, (double)(span.end - span.start) / n);
     name_and_tell(DEVICE, which, n);
     return done;
   }
@@ -454,6 +509,7 @@ class Replay {
     span.experts = n;
     After computed_at{span.end, BY_HOST};
     on_host((double)(span.end - span.start) / n, rows_E[which[0]], layer != host_layer);
+    tell_cost(2, (double)(span.end - span.start) / n, rows_E[which[0]], layer != host_layer);
     host_layer = layer;
     name_and_tell(HOST, which, n);
     since = now + s.copy_submit_ns;
@@ -472,7 +528,7 @@ class Replay {
     named.push_back({key % s.experts, 0});
     arrival[key] = ready[key] = span.end;
     if (speculative[key]) speculative[key] = 0;
-    else load_ns.add(span.end - span.start);
+    else load_ns.add(span.end - span.start), tell_cost(1, span.end - span.start);
     return {span.end, BY_LOAD};
   }
 
@@ -492,7 +548,10 @@ class Replay {
       queue.pop_front();
       // `Transfers.claim`
       After after;
-      if (held[key] || !claim(key, start, true, true, after)) continue;
+      purpose = SPECULATIVE;
+      bool claimed = !held[key] && claim(wishes_now[key], start, true, after);
+      purpose = NEEDED;
+      if (!claimed) continue;
       started[key / s.experts].push_back(key % s.experts);
       speculative[key] = 1;
       arrival[key] = -1;
@@ -533,7 +592,7 @@ class Replay {
   // `Transfers._let_go`
   void let_go(i64 key, After use) {
     if (!passing[key]) return;
-    passing[key] = 0, passing_count--;
+    passing[key] = 0, passing_count--, holding--;
     draining.push_back({slot_of[key], pool_of(key), use});
     forget(key);
     reader[key] = -1;
@@ -552,81 +611,102 @@ class Replay {
   }
 
   // `Transfers._give`
-  void give(i64 key, i64 victim, i64 at_ns, bool keep) {
+  void give(const Fetch &fetch, i64 victim, i64 at_ns) {
+    i64 key = fetch.key;
     claim_slot(key, victim);
-    if (victim >= 0) {
+    if (victim < 0) {
+      holding++;
+    } else {
       if (passing[victim]) passing[victim] = 0, passing_count--;
       else left(victim);
       if (b->notes) events.push_back({EVICT, at_ns, victim / s.experts, victim % s.experts, pass});
     }
-    if (!keep) passing[key] = 1, passing_count++;
+    if (!fetch.keep) passing[key] = 1, passing_count++;
     else arrived(key);
   }
 
+  // `Transfers._may_grow`
+  bool may_grow(const Fetch &fetch) const {
+    return !s.transient || !fetch.keep || holding - passing_count < s.capacity - s.transient;
+  }
+
+  i64 named_by(const Fetch &fetch) const {
+    return fetch.instead_of >= 0 && held[fetch.instead_of] ? fetch.instead_of : -1;
+  }
+
   // `Transfers._claim`: a slot at this instant; false if no expert can be evicted
-  bool claim(i64 key, i64 at_ns, bool keep, bool spares, After &after) {
-    bool free = has_free_slot(key, at_ns);
-    i64 victim = -1;
-    if (!free) {
+  bool claim(const Fetch &fetch, i64 at_ns, bool spares, After &after) {
+    i64 key = fetch.key, victim = named_by(fetch);
+    after = {};
+    if (victim >= 0) {
+      if (!evictable(victim, at_ns)) return false;
+      give(fetch, victim, at_ns);
+      return true;
+    }
+    bool free = may_grow(fetch) && has_free_slot(key, at_ns);
+    if (!(free && (!s.asks_growth || ask(GROWS, key, purpose)))) {
       victim = choose(key, [&](i64 k) { return evictable(k, at_ns); });
       if (spares && victim >= 0 && wanted_now[victim])
         victim = choose(key, [&](i64 k) { return evictable(k, at_ns) && !wanted_now[k]; });
-      if (victim < 0) return false;
+      if (victim < 0 && !free) return false;
     }
-    after = {};
-    give(key, victim, at_ns, keep);
+    if (failed) return false;
+    give(fetch, victim, at_ns);
     return true;
   }
 
   // `Transfers._claim_soon`: a slot that submitted computations will free
-  bool claim_soon(i64 key, i64 at_ns, bool keep, After &after) {
-    i64 pool = pool_of(key);
-    for (size_t i = 0; i < draining.size(); i++)
+  bool claim_soon(const Fetch &fetch, i64 at_ns, After &after) {
+    i64 key = fetch.key, pool = pool_of(key), victim = named_by(fetch);
+    bool is_named = victim >= 0, grows = !is_named && may_grow(fetch);
+    for (size_t i = 0; grows && i < draining.size(); i++)
       if (draining[i].pool == pool) {
         after = draining[i].use;
         free_slots[pool].push_back(draining[i].slot);
         draining.erase(draining.begin() + i);
-        give(key, -1, at_ns, keep);
+        give(fetch, -1, at_ns);
         return true;
       }
-    i64 idle_at = at_ns + std::max<i64>(0, free_at[H2D] - now);
-    i64 victim =
-        choose(key, [&](i64 k) { return evictable_soon(k, at_ns) && reader[k] <= idle_at; });
-    if (victim < 0) victim = choose(key, [&](i64 k) { return evictable_soon(k, at_ns); });
-    if (victim < 0 && passing_count)
-      for (i64 slot = s.pool_ends[pool]; slot < s.pool_ends[pool + 1]; slot++) {
-        i64 k = owner[slot];
-        if (k >= 0 && slot_of[k] == slot && passing[k] && evictable_soon(k, at_ns))
-          if (victim < 0 || k < victim) victim = k;
-      }
-    if (victim < 0) return false;
-    after = {};
+    if (is_named) {
+      if (!evictable_soon(victim, at_ns)) return false;
+    } else {
+      i64 idle_at = at_ns + std::max<i64>(0, free_at[H2D] - now);
+      auto idle = [&](i64 k) { return evictable_soon(k, at_ns) && reader[k] <= idle_at; };
+      if (s.evict != IN_PYTHON || any(pool, idle)) victim = choose(key, idle);
+      if (victim < 0) victim = choose(key, [&](i64 k) { return evictable_soon(k, at_ns); });
+      if (victim < 0 && grows && passing_count)
+        victim = least(pool, [&](i64 k) { return passing[k] && evictable_soon(k, at_ns); },
+                       [](i64) { return 0; });
+    }
+    if (victim < 0 || failed) return false;
     i64 read_until = reader[victim];
+    after = {};
     if (read_until >= 0) after = {read_until, BY_DEVICE};
-    give(key, victim, std::max(at_ns, read_until), keep);
+    give(fetch, victim, std::max(at_ns, read_until));
     return true;
   }
 
   // `Transfers.demand_when_free`; false where nothing can be claimed and `waits` is not set
-  bool demand_when_free(i64 key, bool keep, bool waits, After &done) {
+  bool demand_when_free(const Fetch &fetch, bool waits, int why, After &done) {
+    i64 key = fetch.key;
     while (!failed) {
       if (held[key]) {
         done = {arrival[key], BY_LOAD};
         return true;
       }
       After after;
-      if (claim(key, now, keep, false, after) || claim_soon(key, now, keep, after)) {
+      purpose = why;
+      bool claimed = claim(fetch, now, false, after) || claim_soon(fetch, now, after);
+      purpose = NEEDED;
+      if (claimed) {
         done = load(key, after);
         return true;
       }
+      if (failed) return false;
       if (!waits) return false;
       // `ExpertCache.arriving`
-      i64 pool = pool_of(key), first = -1;
-      for (i64 slot = s.pool_ends[pool]; slot < s.pool_ends[pool + 1]; slot++) {
-        i64 k = owner[slot];
-        if (k >= 0 && slot_of[k] == slot && ready[k] > now && !pinned[k])
-          if (first < 0 || k < first) first = k;
-      }
+      i64 first = least(pool_of(key), [&](i64 k) { return ready[k] > now && !pinned[k]; },
+                        [](i64) { return 0; });
       if (first < 0) failed = key / s.experts + 1;
       else wait(arrival[first], H2D, BY_LOAD);
     }
@@ -650,6 +730,11 @@ class Replay {
   }
 
   template <class Allowed>
+  bool any(i64 pool, Allowed allowed) const {
+    return least(pool, allowed, [](i64) { return 0; }) >= 0;
+  }
+
+  template <class Allowed>
   i64 first_of(const Order &order, const Links &of, Allowed allowed) const {
     for (i64 k = order.head; k >= 0; k = of.next[k])
       if (allowed(k)) return k;
@@ -662,6 +747,13 @@ class Replay {
     i64 pool = pool_of(incoming);
     auto by_value = [&](i64 k) { return value[k]; };
     switch (s.evict) {
+      case IN_PYTHON:
+        std::fill(s.allowed, s.allowed + s.layers * s.experts, 0);
+        for (i64 slot = s.pool_ends[pool]; slot < s.pool_ends[pool + 1]; slot++) {
+          i64 k = owner[slot];
+          if (k >= 0 && slot_of[k] == slot) s.allowed[k] = allowed(k);
+        }
+        return ask(VICTIM, incoming, purpose);
       case NEVER_EVICT:
         return least(pool, [&](i64 k) { return inside[k] && allowed(k); }, [](i64) { return 0; });
       case FIFO:
@@ -697,6 +789,7 @@ class Replay {
   void arrived(i64 key) {
     Order &order = orders[pool_of(key)];
     switch (s.evict) {
+      case IN_PYTHON: ask(ARRIVED, key, purpose); break;
       case NEVER_EVICT: inside[key] = 1; break;
       case FIFO:
       case LRU: order.append(links, key); break;
@@ -715,6 +808,7 @@ class Replay {
   }
 
   void left(i64 key) {
+    if (s.evict == IN_PYTHON) ask(LEFT, key, purpose);
     inside[key] = 0;
     i64 pool = pool_of(key);
     if (s.evict == FIFO || s.evict == LRU || s.evict == WINDOW) orders[pool].remove(links, key);
@@ -725,7 +819,9 @@ class Replay {
   void used(i64 layer) {
     i64 base = layer * s.experts;
     Order &order = orders[s.pool_of[layer]];
-    if (s.evict == LRU) {
+    if (s.evict == IN_PYTHON) {
+      ask(USED, layer);
+    } else if (s.evict == LRU) {
       for (i64 e : active)
         if (links.in[base + e]) order.remove(links, base + e), order.append(links, base + e);
     } else if (s.evict == LFU) {
@@ -863,6 +959,15 @@ class Replay {
   Plan assign(i64 layer) {
     Plan plan;
     switch (s.assign) {
+      case IN_PYTHON: {
+        if (ask(ASSIGN, layer) < 0) return plan;
+        const i64 *at = s.talk;
+        plan.device.assign(at + 1, at + 1 + at[0]), at += 1 + at[0];
+        plan.host.assign(at + 1, at + 1 + at[0]), at += 1 + at[0];
+        plan.fetches = fetches_at(at);
+        for (auto &fetch : plan.fetches) plan.load.push_back(fetch.key % s.experts);
+        return plan;
+      }
       case LOAD_ALL: plan.load = absent; break;
       case HOST_ALL: (phase ? plan.host : plan.load) = absent; break;
       case BALANCED:
@@ -1011,25 +1116,26 @@ class Replay {
     return (rows ? b->wished_rows : b->wished) + row * b->wishes;
   }
 
-  // `Prefetching.prefetch`: the keys to fetch, in their order
-  Experts prefetch(i64 layer, bool predicted) {
-    Experts found;
+  // `Prefetching.prefetch`
+  std::vector<Fetch> prefetch(i64 layer, bool predicted) {
+    std::vector<Fetch> found;
     i64 next = s.next_moe[layer];
+    if (s.prefetch == IN_PYTHON) return ask(FETCH, layer, predicted) < 0 ? found : fetches_at(s.talk);
     if (!phase && s.whole_prompt_layers)
-      for (i64 e = 0; e < s.experts; e++) found.push_back(next * s.experts + e);
+      for (i64 e = 0; e < s.experts; e++) found.push_back({next * s.experts + e});
     if (!predicted) return found;
     if (s.prefetch == IMPACT) return impact(layer);
     const i64 *wished = wishes(layer, 0);
     for (i64 i = 0; i < b->wishes && wished[i] >= 0; i++) {
       i64 key = next * s.experts + wished[i];
       if (s.prefetch == ABSENT_WISHES && (held[key] || (i64)found.size() == s.fetches)) continue;
-      found.push_back(key);
+      found.push_back({key});
     }
     return found;
   }
 
   // systems.hybrimoe.ImpactDriven
-  Experts impact(i64 layer) {
+  std::vector<Fetch> impact(i64 layer) {
     Times times = measured(s.impact_history);
     std::vector<LaterLayer> later;
     i64 next = layer;
@@ -1044,7 +1150,7 @@ class Replay {
       one.weigh();
       later.push_back(one);
     }
-    Experts found;
+    std::vector<Fetch> found;
     for (i64 i = 0; i < s.fetches; i++) {
       double most = 0;
       for (auto &one : later) most = std::max(most, one.impact);
@@ -1053,22 +1159,24 @@ class Replay {
         if (!taken && one.impact >= most - SAME_NS) taken = &one;
       if (!taken || taken->impact <= 0) break;
       i64 of = taken->layer;
-      found.push_back(of * s.experts + taken->take());
+      found.push_back({of * s.experts + taken->take()});
     }
     return found;
   }
 
   // `Transfers.speculate` and `SimulatedMachine.prefetch`
-  void speculate(const Experts &keys) {
+  void speculate(const std::vector<Fetch> &fetches) {
     std::vector<i64> dropped;
     if (b->notes)
       for (auto &entry : queue) dropped.push_back(entry.key);
     for (i64 key : wanted) wanted_now[key] = 0;
-    wanted = keys;
-    queue.clear();
-    for (i64 key : wanted) {
-      wanted_now[key] = 1;
-      if (!held[key]) queue.push_back({key, now});
+    wanted.clear(), wishes_now.clear(), queue.clear();
+    for (auto &fetch : fetches) {  // of two of one expert, the first's place and the last's options
+      if (!wanted_now[fetch.key]) {
+        wanted_now[fetch.key] = 1, wanted.push_back(fetch.key);
+        if (!held[fetch.key]) queue.push_back({fetch.key, now});
+      }
+      wishes_now[fetch.key] = fetch;
     }
     for (i64 key : dropped)
       if (!(wanted_now[key] && !held[key])) note_cancelled(key);
@@ -1088,16 +1196,41 @@ class Replay {
     queue.swap(kept);
   }
 
-  // `Tally.ask`
-  void ask(const Experts &keys, i64 next) {
-    asked[next].assign(s.experts, 0);
-    std::vector<char> seen_layers(s.layers, 0);
-    seen_layers[next] = 1;
-    for (i64 key : keys) {
-      i64 layer = key / s.experts;
-      if (!seen_layers[layer]) seen_layers[layer] = 1, asked[layer].assign(s.experts, 0);
-      asked[layer][key % s.experts] = 1;
+  // `Transfers.commit`
+  void commit(const std::vector<Fetch> &fetches) {
+    std::vector<Fetch> lacking;
+    for (auto &fetch : fetches)
+      if (!held[fetch.key]) lacking.push_back(fetch);
+    for (auto &fetch : lacking) {
+      After done;
+      if (held[fetch.key] || !demand_when_free(fetch, true, COMMITTED, done)) continue;
+      started[fetch.key / s.experts].push_back(fetch.key % s.experts);
     }
+  }
+
+  // `Tally.ask`: speculative requests replace earlier ones, committed ones add up
+  void note_asked(const std::vector<Fetch> &fetches, i64 next) {
+    std::vector<char> seen_layers(s.layers, 0);
+    auto begin = [&](i64 layer) {
+      if (!seen_layers[layer] && !(s.commits && !asked[layer].empty()))
+        asked[layer].assign(s.experts, 0);
+      seen_layers[layer] = 1;
+    };
+    begin(next);
+    for (auto &fetch : fetches) {
+      begin(fetch.key / s.experts);
+      asked[fetch.key / s.experts][fetch.key % s.experts] = 1;
+    }
+  }
+
+  // `Prefetches.open`
+  void open(i64 first_moe) {
+    std::vector<Fetch> opening;
+    if (s.prefetch == IN_PYTHON && ask(OPEN, phase) >= 0) opening = fetches_at(s.talk);
+    if (opening.empty() && phase) return;
+    if (s.commits) commit(opening);
+    else speculate(opening);
+    note_asked(opening, first_moe);
   }
 
   // ------------------------------------------------------------ a layer (engine.loop)
@@ -1114,8 +1247,13 @@ class Replay {
     // `_decide`
     observe(layer);
     const i64 *ids = chosen(layer);
-    rows_E.assign(s.experts, 0);
-    for (i64 i = 0; i < rows * s.top_k; i++) rows_E[ids[i]]++;
+    rows_E.assign(s.experts, 0), own_E.assign(s.experts, 0);
+    for (i64 i = 0; i < rows * s.top_k; i++) rows_E[ids[i]]++, own_E[ids[i]] = 1;
+    top_E = own_E;
+    if (s.asks_layers && ask(LAYER, layer, pass) >= 0 && s.asks_routing) {
+      std::copy(s.talk, s.talk + s.experts, rows_E.begin());
+      for (i64 e = 0; e < s.experts; e++) top_E[e] = s.talk[s.experts + e];
+    }
     active.clear(), resident.clear(), in_flight.clear(), absent.clear();
     for (i64 e = 0; e < s.experts; e++) {
       if (!rows_E[e]) continue;
@@ -1124,6 +1262,9 @@ class Replay {
     }
     Experts coming = in_flight, missed = absent, here = resident;
     Plan plan = assign(layer);
+    if (failed) return;
+    if (plan.fetches.empty())
+      for (i64 e : plan.load) plan.fetches.push_back({base + e, plan.keep});
     for (i64 e : plan.device) pinned[base + e] = 1;
     used(layer);
     now += s.decision_ns;
@@ -1142,7 +1283,7 @@ class Replay {
     for (; loaded < plan.load.size(); loaded++) {
       i64 e = plan.load[loaded];
       After after;
-      if (!claim(base + e, now, plan.keep, false, after)) break;
+      if (!claim(plan.fetches[loaded], now, false, after)) break;
       arrivals[e] = load(base + e, after).end;
     }
 
@@ -1167,11 +1308,12 @@ class Replay {
       for (i64 at_layer = layer; later < b->ahead && (at_layer = s.next_moe[at_layer]) >= 0;) later++;
       predicted_end = common(FORECAST, layer, 5 + later);
     }
-    if (s.prefetch != NO_PREFETCH && next >= 0) {
+    bool asks = s.prefetch != NO_PREFETCH && next >= 0;
+    if (asks && !s.commits) {
       if (predicts) wait(predicted_end, DEVICE, BY_DEVICE);
-      Experts keys = prefetch(layer, predicts);
-      speculate(keys);
-      ask(keys, next);
+      std::vector<Fetch> found = prefetch(layer, predicts);
+      speculate(found);
+      note_asked(found, next);
     }
 
     // `_compute_arrivals`
@@ -1194,7 +1336,7 @@ class Replay {
         while (loaded < plan.load.size()) {
           i64 e = plan.load[loaded];
           After done;
-          if (!demand_when_free(base + e, plan.keep, due_here.empty(), done)) break;
+          if (!demand_when_free(plan.fetches[loaded], due_here.empty(), NEEDED, done)) break;
           loaded++;
           if (on_device[e]) arrivals[e] = done.end, due_here.push_back(e);
         }
@@ -1206,6 +1348,12 @@ class Replay {
     }
     common(COMBINE, layer, COMBINE, due);
     drop_unused(base);
+    if (asks && s.commits) {
+      if (predicts) wait(predicted_end, DEVICE, BY_DEVICE);
+      std::vector<Fetch> found = prefetch(layer, predicts);
+      commit(found);
+      note_asked(found, next);
+    }
     close(layer, missed, here, coming, plan);
   }
 
@@ -1256,10 +1404,8 @@ class Replay {
     std::sort(began.begin(), began.end());
     began.erase(std::unique(began.begin(), began.end()), began.end());
     for (i64 e : began) {
-      bool own = rows_E[e] > 0;
-      // SMoE's routing with α = 0, and any exact one, count every active expert as important.
-      c[PREFETCHED_ACTIVE] += own, c[PREFETCHED_TOP_SCORE] += own;
-      c[PREFETCHED_USED] += own && !is_in(missed, e);
+      c[PREFETCHED_ACTIVE] += own_E[e], c[PREFETCHED_TOP_SCORE] += top_E[e];
+      c[PREFETCHED_USED] += rows_E[e] && !is_in(missed, e);
     }
     if (!phase || std::find(wish.begin(), wish.end(), 1) == wish.end()) return;
     const i64 *ids = chosen(layer);
@@ -1280,10 +1426,7 @@ i64 Replay::run(const Batch &batch) {
   for (pass = 0; pass < batch.passes && !failed; pass++) {
     if (pass <= 1) known[0].clear(), known[1].clear();
     phase = pass > 0;
-    if (!phase) {  // `Prefetches.open`
-      speculate({});
-      ask({}, first_moe);
-    }
+    open(first_moe);
     for (i64 layer = 0; layer < s.layers && !failed; layer++) {
       common(ATTEND, layer, ATTEND);
       if (s.moe_row[layer] >= 0) moe(layer);

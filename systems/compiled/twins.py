@@ -1,17 +1,25 @@
-"""The compositions that ``replay.cpp`` repeats, and their policies and options as its numbers.
+"""The policies that ``replay.cpp`` repeats, with their options as its numbers, and its limits.
 
-A run is replayed in compiled code if all of its policies stand here, and its machine and system do
-nothing that `why_not` names.  Every other run is replayed by the engine in Python.
+A run is replayed in compiled code if its machine and system do nothing that `why_not` names.  Of
+its decisions, those that stand here are compiled, too; the others are asked in Python.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from moebench.substrate.engine.loop import Engine
-from moebench.substrate.engine.policies import Placement, Policy
-from moebench.substrate.engine.system import AdmitAll
+from moebench.substrate.engine.policies import (
+    Admission,
+    Eviction,
+    Placement,
+    Policy,
+    Prefetching,
+    Routing,
+)
+from moebench.substrate.engine.system import System
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.simulated import SimulatedMachine
+from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.traces.passes import TracedModel
 from moebench.systems.dali import GreedyAssignment, ResidualPrefetch
 from moebench.systems.fiddler import LoadOrCompute
@@ -27,6 +35,7 @@ from moebench.systems.policies.evict import (
     OnlyNamed,
 )
 from moebench.systems.policies.evict_engines import WorkloadAware
+from moebench.systems.policies.predict import NextGates, NextGatesOnNormed, NextLayer
 from moebench.systems.policies.prefetch import NextGate, NoPrefetch
 from moebench.systems.policies.route import ExactRouting
 from moebench.systems.smoe import ExpertCacheRouter, TopScorePrefetch
@@ -45,72 +54,138 @@ def _linked(policy: Any) -> dict[str, float]:
 
 #: By decision and class of the policy, its number in replay.cpp and its options.
 ASSIGN: Mapping[type[Policy], tuple[int, Callable[[Any], Numbers]]] = {
-    LoadAll: (0, lambda p: {}),
-    HostAll: (1, lambda p: {}),
-    Balanced: (2, lambda p: _linked(p) | {"by_rows": p.by == "batch", "tie_host": p.tie == "host"}),
-    Optimal: (3, _linked),
-    LoadOrCompute: (4, lambda p: {"history": p.history, "minimise_sum": p.minimise == "sum"}),
-    MakespanSchedule: (5, lambda p: {"history": p.history, "fill": p.fill}),
-    GreedyAssignment: (6, lambda p: {"history": p.history}),
+    LoadAll: (1, lambda p: {}),
+    HostAll: (2, lambda p: {}),
+    Balanced: (3, lambda p: _linked(p) | {"by_rows": p.by == "batch", "tie_host": p.tie == "host"}),
+    Optimal: (4, _linked),
+    LoadOrCompute: (5, lambda p: {"history": p.history, "minimise_sum": p.minimise == "sum"}),
+    MakespanSchedule: (6, lambda p: {"history": p.history, "fill": p.fill}),
+    GreedyAssignment: (7, lambda p: {"history": p.history}),
 }
 EVICT: Mapping[type[Policy], tuple[int, Callable[[Any], Numbers]]] = {
-    NeverEvict: (0, lambda p: {}),
-    OnePlaceholder: (1, lambda p: {}),
-    OnlyNamed: (1, lambda p: {}),
-    FirstInFirstOut: (2, lambda p: {}),
-    LeastRecentlyUsed: (3, lambda p: {}),
+    NeverEvict: (1, lambda p: {}),
+    OnePlaceholder: (2, lambda p: {}),
+    OnlyNamed: (2, lambda p: {}),
+    FirstInFirstOut: (3, lambda p: {}),
+    LeastRecentlyUsed: (4, lambda p: {}),
     LeastFrequentlyUsed: (
-        4, lambda p: {"survive": p.survive, "oldest_first": p.tie == "lru"},
+        5, lambda p: {"survive": p.survive, "oldest_first": p.tie == "lru"},
     ),
-    LowestAverageScore: (5, lambda p: {"window": p.window}),
-    MinusRecentScore: (6, lambda p: {"smoothing": p.smoothing, "top": p.top}),
+    LowestAverageScore: (6, lambda p: {"window": p.window}),
+    MinusRecentScore: (7, lambda p: {"smoothing": p.smoothing, "top": p.top}),
     WorkloadAware: (
-        7, lambda p: {"window": p.window, "hot": max(1, int(p.window * p.share))},
+        8, lambda p: {"window": p.window, "hot": max(1, int(p.window * p.share))},
     ),
 }  # fmt: skip
 PREFETCH: Mapping[type[Policy], tuple[int, Callable[[Any], Numbers]]] = {
-    NoPrefetch: (0, lambda p: {}),
-    TopScorePrefetch: (1, lambda p: {"whole_prompt_layers": p.prefill}),
-    NextGate: (1, lambda p: {}),
-    ResidualPrefetch: (2, lambda p: {"fetches": p.experts}),
-    ImpactDriven: (3, lambda p: {"fetches": p.experts, "impact_history": p.history}),
+    NoPrefetch: (1, lambda p: {}),
+    TopScorePrefetch: (2, lambda p: {"whole_prompt_layers": p.prefill}),
+    NextGate: (2, lambda p: {}),
+    ResidualPrefetch: (3, lambda p: {"fetches": p.experts}),
+    ImpactDriven: (4, lambda p: {"fetches": p.experts, "impact_history": p.history}),
 }
 
 #: Policies that read each layer's mean scores, and those that read its rows' highest ones.
 READS_MEAN = (LowestAverageScore, MinusRecentScore)
 READS_BEST = (Balanced, Optimal, MakespanSchedule)
 
+#: Predictors whose scores are recorded: the only ones of prefetches in compiled replays.
+RECORDED = (NextGates, NextGatesOnNormed, NextLayer)
+
+
+class Decided(NamedTuple):
+    """Where each decision of a run is made: its number in replay.cpp, 0 if Python is asked.
+
+    Attributes:
+        numbers: options of the decisions that have one.
+        routing: whether Python is asked for the routing.
+        observers: policies in Python that observe each layer.
+        growth: whether Python is asked if an expert may take a free slot.
+    """
+
+    assign: int
+    evict: int
+    prefetch: int
+    numbers: Numbers
+    routing: bool
+    observers: Sequence[Policy]
+    growth: bool
+
+    @property
+    def asks_layers(self) -> bool:
+        """Whether Python is asked anything."""
+        known = self.assign and self.evict and self.prefetch
+        return not known or self.routing or bool(self.observers)
+
+
+def decided(system: System, shape: ModelShape) -> Decided:
+    """Return which decisions of a system are compiled."""
+    numbers: dict[str, float] = {}
+    found = {}
+    for decision, table in (("assign", ASSIGN), ("evict", EVICT), ("prefetch", PREFETCH)):
+        policy = system.policies[decision]
+        asked = 0, _no_options
+        number, options = table.get(type(policy), asked)
+        if decision == "assign" and (system.in_flight == "host" or system.admit.chooses):
+            number, options = asked
+        tells = type(system.evict).foresee is not Eviction.foresee
+        if decision == "prefetch" and number > 1 and (tells or _exchanges(system)):
+            number, options = asked
+        found[decision] = number
+        numbers |= options(policy)
+    for name, value in (("fetches", shape.top_k), ("top", 2 * shape.top_k)):
+        numbers[name] = numbers.get(name) or value
+    route, evict = system.route, system.evict
+    exact = type(route) is ExactRouting or (
+        type(route) is ExpertCacheRouter and system.alpha_in_use == 0
+    )
+    observers = [
+        policy for name, policy in system.policies.items()
+        if type(policy).observe is not Policy.observe and not found.get(name)
+    ]  # fmt: skip
+    growth = type(evict).grows is not Eviction.grows
+    return Decided(**found, numbers=numbers, routing=not exact, observers=observers, growth=growth)
+
+
+def _no_options(policy: Any) -> Numbers:
+    return {}
+
+
+def _exchanges(system: System) -> bool:
+    return isinstance(system.prefetch, ResidualPrefetch) and system.prefetch.swaps
+
 
 def why_not(engine: Engine) -> str | None:
     """Return why a run is replayed by the engine in Python; None if compiled code can replay it."""
     system, machine, cache = engine.system, engine.machine, engine.cache
-    if type(engine.model) is not TracedModel:
-        return "its model computes"
-    if type(machine) is not SimulatedMachine or type(machine.costs) is not CostModel:
-        return "its machine is measured"
-    if machine.host_memory is not None or any(home != "device" for home in engine.homes):
-        return "weights are on the disk, or non-expert weights on the host"
-    if cache.forms > 1 or [*cache.used_forms] != [0]:
-        return "records have several forms"
-    route = system.route
-    alone = isinstance(route, ExpertCacheRouter) and system.alpha_in_use == 0
-    known = {"assign": ASSIGN, "prefetch": PREFETCH, "evict": EVICT}
-    for decision, policy in system.policies.items():
-        if decision in known and type(policy) not in known[decision]:
-            return f"{decision} is {type(policy).__name__}"
-    if type(route) is not ExactRouting and not alone:
-        return f"route is {type(route).__name__}"
-    if type(system.admit) is not AdmitAll:
-        return f"admit is {type(system.admit).__name__}"
-    if type(system.place).after_prefill is not Placement.after_prefill:
-        return f"place is {type(system.place).__name__}, which fetches after prompts"
-    prefetch = system.prefetch
-    swaps = isinstance(prefetch, ResidualPrefetch) and prefetch.swaps
-    if prefetch.chunks > 1 or swaps or (prefetch.predictor and prefetch.predictor.in_prefill):
-        return "prefetches are in chunks, of exchanges, or of prompts' predictions"
-    options = (
-        system.synchronises, system.reads_unfinished, not system.overlap, system.in_flight != "wait"
-    )  # fmt: skip
-    if any(options):
-        return "the system waits for layers, does not overlap, or reads unfinished copies"
-    return None
+    route, assign, prefetch, admit = system.route, system.assign, system.prefetch, system.admit
+    evict, predictor = system.evict, system.prefetch.predictor
+    memory = cast(SimulatedMachine, machine).host_memory
+    reasons = {
+        "its model computes": type(engine.model) is not TracedModel,
+        "its machine is measured": type(machine) is not SimulatedMachine
+        or type(machine.costs) is not CostModel,
+        "experts are on the disk": memory is not None,
+        "non-expert weights are not on the device": any(home != "device" for home in engine.homes),
+        "records have several forms": cache.forms > 1 or [*cache.used_forms] != [0],
+        "operations do not overlap": not system.overlap,
+        "it waits for every layer": system.synchronises,
+        "it reads unfinished copies": system.reads_unfinished,
+        "it divides passes": system.divides,
+        "layers are routed ahead": route.routes_passes
+        or type(route).routes_ahead is not Routing.routes_ahead,
+        "outputs may be deferred": not assign.lossless,
+        "experts are copied in the background": type(admit).uploads is not Admission.uploads
+        or type(admit).pass_ends is not Admission.pass_ends,
+        "experts are fetched after the prompts": type(system.place).after_prefill
+        is not Placement.after_prefill,
+        "prefetches are in chunks": prefetch.chunks > 1,
+        "experts are sent back": evict.writes_back
+        or type(prefetch).leaving is not Prefetching.leaving,
+        "evicted experts are used": type(evict).lingering is not Eviction.lingering,
+        "states are read": system.reads_hidden or system.reads_token_norms
+        or system.reads_token_embeddings,
+        "predictions are not recorded": predictor is not None
+        and (type(predictor) not in RECORDED or predictor.in_prefill),
+    }  # fmt: skip
+    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -1,0 +1,255 @@
+"""The decisions of a compiled replay that are made in Python: compiled code asks for them."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from moebench.substrate.engine.decisions import Active, Fetch, ForwardPass, LayerView, Plan
+from moebench.substrate.engine.in_flight import host_in_flight
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.policies import Eviction
+from moebench.substrate.engine.records import check, rows_of
+from moebench.substrate.errors import IntegrityError, UsageError
+from moebench.substrate.machines.protocol import Lane, Op
+from moebench.substrate.machines.simulated import SimulatedMachine
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.terms import Lookahead, Phase, Purpose, Scores
+from moebench.substrate.traces.passes import Stacked
+from moebench.systems.compiled.twins import Decided
+
+#: ``Ask`` of replay.cpp.
+ASK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+#: How many durations can be told at once: ``COSTS_TOLD`` of replay.cpp.
+COSTS_TOLD = 4096
+
+_PURPOSES: tuple[Purpose, ...] = ("needed", "speculative", "committed")
+_NONE, _FAILED = -1, -2
+
+
+class _Lanes:
+    """How busy the lanes are, by the clock of compiled code."""
+
+    def __init__(self, machine: SimulatedMachine, clock: np.ndarray) -> None:
+        self._machine, self._clock = machine, clock
+        self._at = {lane: at for at, lane in enumerate(Lane, 1)}
+        self.load_path = machine.load_path
+
+    def backlog_ns(self, lane: Lane) -> int:
+        """Return how long a lane will still be busy, in ns."""
+        return max(0, int(self._clock[self._at[lane]]) - int(self._clock[0]))
+
+    def estimate_ns(self, op: Op, lane: Lane) -> int:
+        """Return the operation's time on a lane, in ns."""
+        return self._machine.estimate_ns(op, lane)
+
+    def control_ns(self, op: Op, lane: Lane) -> int:
+        """Return the control thread's time for the operation, in ns."""
+        return self._machine.control_ns(op, lane)
+
+
+class _Recorded:
+    """The predictions of a recorded batch, as a model returns them."""
+
+    def __init__(self, rows: Mapping[int, int]) -> None:
+        self._rows = rows
+        self.batch: Stacked
+        self.step = 0
+
+    def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """Return the recorded prediction ``[B, E]``."""
+        row = self._rows[layer]
+        ahead = self._rows[later] - row - 1
+        return cast(Scores, self.batch.predicted[self.step - 1, ahead, row])
+
+
+class Asked:
+    """Answers the questions of compiled code by a system's policies.
+
+    Attributes:
+        allowed, talk, clock, costs, told: arrays of ``Setup`` that both sides read and write.
+        error: what a policy raised, if it did.
+    """
+
+    def __init__(self, engine: Engine, decided: Decided) -> None:
+        shape, cache = engine.model.shape, engine.cache
+        self._engine, self._decided, self._shape = engine, decided, shape
+        self._system, self._cache = engine.system, cache
+        keys = shape.num_layers * shape.num_experts
+        self.allowed = np.zeros(keys, bool)
+        self.talk = np.zeros(3 * keys + 2 * shape.num_experts + 8, np.int64)
+        self.clock = np.zeros(1 + len(Lane), np.int64)
+        self.costs, self.told = np.zeros((COSTS_TOLD, 4)), np.zeros(1, np.int64)
+        self.error: Exception | None = None
+        self._lanes = _Lanes(cast(SimulatedMachine, engine.machine), self.clock)
+        self._recorded = _Recorded(shape.moe_rows)
+        self._view: LayerView
+        self._active: Active
+        self._tells_evict = type(self._system.evict).foresee is not Eviction.foresee
+        self._questions = (
+            self._layer, self._assign, self._fetch, self._open, self._used, self._arrived,
+            self._left, self._grows, self._victim,
+        )  # fmt: skip
+        self.function = ASK(self._answer)
+
+    def begin(self, batch: Stacked, lengths: Sequence[int]) -> None:
+        """Begin a batch with prompts of these lengths."""
+        self._batch, self._lengths = batch, lengths
+        self._recorded.batch = batch
+        self._step = -1
+
+    def _answer(self, question: int, about: int, more: int) -> int:
+        try:
+            return self._questions[question](about, more)
+        except Exception as error:  # compiled code stops, and the caller raises it
+            self.error = error
+            return _FAILED
+
+    # ------------------------------------------------------------------ a layer
+
+    def _layer(self, layer: int, step: int) -> int:
+        self._hear_costs()
+        if step != self._step:
+            self._step = self._recorded.step = step
+            self._forward = self._pass(step)
+        row, batch, engine = self._shape.moe_rows[layer], self._batch, self._engine
+        ids_TK = batch.decoded_ids[step - 1, row] if step else batch.prefill_ids[row]
+        scores_TE = batch.decoded_scores[step - 1, row] if step else batch.prefill_scores[row]
+        self._forward.history.append(ids_TK)
+        view = self._view = LayerView(
+            layer=layer, next_layer=self._shape.next_moe_layers[layer], phase=self._forward.phase,
+            shape=self._shape, forward=self._forward, alpha=self._system.alpha_in_use,
+            scores_TE=scores_TE, topk_ids_TK=ids_TK, costs=engine.timeline.costs,
+            lanes=self._lanes, whole_layers=self._system.assign.whole_layers(self._shape),
+        )  # fmt: skip
+        view.residency = self._cache.residency(layer, int(self.clock[0]))
+        for policy in self._decided.observers:
+            policy.observe(view)
+        experts = self._shape.num_experts
+        if self._decided.routing:
+            routed = self._system.route.route(view)
+            if engine.tally.routing(view, routed) and self._system.lossless:
+                raise UsageError(
+                    f"{type(self._system.route).__name__} says that it is lossless and replaced "
+                    "an expert; let its `lossless_at` say no"
+                )
+            self.talk[: 2 * experts] = 0
+            rows = rows_of(routed)
+            self.talk[[*rows]] = [*rows.values()]
+            top = np.unique(ids_TK) if routed.top_score is None else [*routed.top_score]
+            self.talk[experts + np.asarray(top, np.int64)] = 1
+        else:
+            rows = engine.model.dispatch(layer, ids_TK, ids_TK)
+        self._active = Active(rows, view)
+        view.absent = self._active.absent
+        return 0
+
+    def _pass(self, step: int) -> ForwardPass:
+        phase: Phase = "decode" if step else "prefill"
+        lengths, cached = [n + step for n in self._lengths], self._engine.cached
+        rows = len(lengths) if step else sum(lengths)
+        pairs = sum(n if step else n * (n + 1) // 2 for n in lengths) + cached * rows
+        sequences = (1,) * rows if step else tuple(lengths)
+        context = sum(lengths) + cached * len(lengths)
+        return ForwardPass(
+            phase=phase, sequences=sequences, rows=rows, context=context, pairs=pairs
+        )
+
+    def _hear_costs(self) -> None:
+        """Add the durations of operations since the last question to the run's costs."""
+        costs = self._engine.timeline.costs
+        for kind, took, rows, first in self.costs[: self.told[0]].tolist():
+            if kind == 0:
+                costs.device_ns.append(took)
+            elif kind == 1:
+                costs.load_ns.append(took)
+            else:
+                costs.on_host(took, int(rows), bool(first))
+        self.told[0] = 0
+
+    def _assign(self, layer: int, more: int) -> int:
+        system, view, active = self._system, self._view, self._active
+        plan = system.assign.assign(view, active)
+        if system.in_flight == "host" and system.assign.uses_host and active.in_flight:
+            plan = host_in_flight(view, active, plan)
+        if system.admit.chooses and plan.load:
+            plan = plan._replace(load=[self._admitted(fetch) for fetch in plan.load])
+        check(plan, active, view)
+        if plan.deferred or plan.again or plan.forms:
+            raise IntegrityError(f"compiled code cannot carry out {plan}")
+        self._say_plan(plan)
+        return 0
+
+    def _admitted(self, fetch: Fetch) -> Fetch:
+        if not fetch.keep or fetch.expert is None:
+            return fetch
+        stays = self._system.admit.admits(self._view, fetch.expert)
+        return fetch if stays else fetch._replace(keep=False)
+
+    def _say_plan(self, plan: Plan) -> None:
+        numbers = [len(plan.device), *plan.device, len(plan.host), *plan.host]
+        self._say(numbers + self._of(plan.load))
+
+    def _say(self, numbers: list[int]) -> None:
+        self.talk[: len(numbers)] = numbers
+
+    def _of(self, wanted: Sequence[Fetch]) -> list[int]:
+        numbers = [len(wanted)]
+        for layer, expert, instead_of, keep, form in wanted:
+            if expert is None or form:
+                raise UsageError(
+                    "a prefetch must name an expert and its only form, where all non-expert "
+                    "weights are on the device"
+                )
+            key = self._cache.key
+            instead = _NONE if instead_of is None else key(layer, instead_of)
+            numbers += (key(layer, expert), int(keep), instead)
+        return numbers
+
+    # ------------------------------------------------------------------ prefetches
+
+    def _fetch(self, layer: int, predicted: int) -> int:
+        self._hear_costs()
+        policy, view, forecast = self._system.prefetch, self._view, {}
+        if predicted and policy.predictor is not None:
+            model = cast(Model, self._recorded)
+            forecast = dict(policy.predictor.forecast(view, model, ()))
+            if self._tells_evict:
+                self._system.evict.foresee(forecast)
+        self._say(self._of(policy.prefetch(view, forecast)))
+        return 0
+
+    def _open(self, decode: int, more: int) -> int:
+        self._hear_costs()
+        phase: Phase = "decode" if decode else "prefill"
+        first = self._shape.moe_layers[0]
+        self._say(self._of(self._system.prefetch.opening(phase, first)))
+        return 0
+
+    # ------------------------------------------------------------------ evictions
+
+    def _used(self, layer: int, more: int) -> int:
+        self._system.evict.used(layer, self._active.rows)
+        return 0
+
+    def _arrived(self, key: int, purpose: int) -> int:
+        self._of_evict(purpose).arrived(key)
+        return 0
+
+    def _left(self, key: int, purpose: int) -> int:
+        self._of_evict(purpose).left(key)
+        return 0
+
+    def _grows(self, incoming: int, purpose: int) -> int:
+        return int(self._of_evict(purpose).grows(incoming))
+
+    def _victim(self, incoming: int, purpose: int) -> int:
+        found = self._of_evict(purpose).victim(self.allowed, incoming)
+        return _NONE if found is None else int(found)
+
+    def _of_evict(self, purpose: int) -> Eviction:
+        evict = self._system.evict
+        evict.purpose = _PURPOSES[purpose]
+        return evict
