@@ -231,7 +231,10 @@ class Asked:
     # ------------------------------------------------------------------ evictions
 
     def _used(self, layer: int, more: int) -> int:
-        self._system.evict.used(layer, self._active.rows)
+        evict, resident = self._system.evict, self._active.resident
+        hits = evict.lingering(self._cache.keys(layer, resident))
+        self._engine.tally.by_phase[self._view.phase].lingering += hits
+        evict.used(layer, self._active.rows)
         return 0
 
     def _arrived(self, key: int, purpose: int) -> int:

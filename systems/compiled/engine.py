@@ -44,7 +44,7 @@ class Setup(ctypes.Structure):
         *[(n, _INT) for n in (
             "has_shared", "has_predictor", "predicts_attention", "decision_ns", "sync_ns",
             "load_submit_ns", "copy_submit_ns", "record_ns", "record_bytes", "waits_each_layer",
-            "blocking_copies", "host_together", "launch_ns", "expert_control_ns",
+            "blocking_copies", "host_together", "overlaps", "launch_ns", "expert_control_ns",
             "host_control_ns", "host_dispatch_ns",
         )],
         *[(n, _REAL) for n in (
@@ -162,6 +162,7 @@ class CompiledEngine(Engine):
             "record_ns": costs.ns(load, Lane.H2D), "record_bytes": costs.record_bytes,
             "waits_each_layer": costs.waits_each_layer,
             "blocking_copies": machine.blocking_copies, "host_together": self._host_together,
+            "overlaps": system.overlap,
             "launch_ns": launch, "expert_control_ns": on_device,
             "host_control_ns": costs.control_ns(one, Lane.HOST) - copy_submit,
             "host_dispatch_ns": costs.host_begins_ns(2) - costs.host_begins_ns(1),

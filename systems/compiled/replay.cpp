@@ -58,7 +58,7 @@ struct Setup {
   const i64 *pool_ends;   // [pools + 1] the slots of each pool are consecutive
   i64 has_shared, has_predictor, predicts_attention;
   i64 decision_ns, sync_ns, load_submit_ns, copy_submit_ns, record_ns, record_bytes;
-  i64 waits_each_layer, blocking_copies, host_together;
+  i64 waits_each_layer, blocking_copies, host_together, overlaps;
   i64 launch_ns, expert_control_ns, host_control_ns, host_dispatch_ns;
   double host_handoff_ns, lost_beside_copies, lost_together;
   double device_estimate, load_estimate, host_estimate;
@@ -317,6 +317,7 @@ class Replay {
   i64 pass = 0, phase = 0, texts = 0;
   i64 failed = 0;  // one more than the layer for whose expert no other can be evicted; -1: Python
   i64 free_at[LANES] = {}, idle_in_wait = 0, host_layer = -1;
+  After last;  // the operation before, for which others wait where none overlap
   int waited_for = NO_CAUSE;
   Recent device_ns, load_ns, host_ns, host_row_ns;
   std::deque<char> host_first;
@@ -399,12 +400,14 @@ class Replay {
       }
     }
     if (after.end > start) start = after.end, cause = after.cause, late = behind;
+    if (!s.overlaps && last.end > start) start = last.end, cause = last.cause, late = behind;
     if (s.lost_beside_copies && lane == DEVICE)
       duration += beside(s.lost_beside_copies, H2D, start, duration);
     else if (s.lost_together && (lane == HOST || lane == H2D))
       duration += beside(s.lost_together, lane == HOST ? H2D : HOST, start, duration);
     i64 end = std::max(start + duration, not_before);
     free_at[lane] = end;
+    last = {end, lane == DEVICE ? BY_DEVICE : kind == LOAD ? BY_LOAD : BY_HOST};
     busy[phase][lane] += end - start;
     i64 idle = start - free - late;
     if (lane == DEVICE) {
@@ -544,6 +547,7 @@ class Replay {
     while (!queue.empty()) {
       auto [key, since] = queue.front();
       i64 start = std::max(free_at[H2D], since);
+      if (!s.overlaps) start = std::max(start, last.end);
       if (start >= now) return;
       queue.pop_front();
       // `Transfers.claim`

@@ -168,7 +168,6 @@ def why_not(engine: Engine) -> str | None:
         "experts are on the disk": memory is not None,
         "non-expert weights are not on the device": any(home != "device" for home in engine.homes),
         "records have several forms": cache.forms > 1 or [*cache.used_forms] != [0],
-        "operations do not overlap": not system.overlap,
         "it waits for every layer": system.synchronises,
         "it reads unfinished copies": system.reads_unfinished,
         "it divides passes": system.divides,
@@ -182,7 +181,6 @@ def why_not(engine: Engine) -> str | None:
         "prefetches are in chunks": prefetch.chunks > 1,
         "experts are sent back": evict.writes_back
         or type(prefetch).leaving is not Prefetching.leaving,
-        "evicted experts are used": type(evict).lingering is not Eviction.lingering,
         "states are read": system.reads_hidden or system.reads_token_norms
         or system.reads_token_embeddings,
         "predictions are not recorded": predictor is not None
