@@ -78,13 +78,14 @@ class _Pool:
     """Slots that any of a set of experts may use, and which of their experts can be evicted.
 
     Attributes:
-        free: slots without an expert.
+        slots: how many there are.
+        free: those without an expert.
         record_bytes: bytes of a slot.
         mask: the evictable experts over all keys, at the latest instant that was asked for.
     """
 
     def __init__(self, free: list[int], keys: int, record_bytes: int) -> None:
-        self.free, self.record_bytes = free, record_bytes
+        self.slots, self.free, self.record_bytes = len(free), free, record_bytes
         self.flags, self.mask = _flags(keys)
         self.mask.flags.writeable = False
 
@@ -244,8 +245,8 @@ class ExpertCache:
 
     def free_slots(self, key: int) -> int:
         """Return how many slots that the expert could use have no expert."""
-        pool = self._pool_of[key]
-        return len(pool.free) + sum(drains_to is pool for _, drains_to, _ in self._draining)
+        row = self._pool_row(key)
+        return self._pool_of[key].slots - self.held.count(1, row.start, row.stop)
 
     def is_pinned(self, key: int) -> bool:
         """Return whether the expert is protected: its layer has chosen it and not submitted it."""

@@ -10,7 +10,7 @@ from moebench.substrate.engine.decisions import Active, Fetch, ForwardPass, Laye
 from moebench.substrate.engine.in_flight import host_in_flight
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.policies import Eviction
-from moebench.substrate.engine.records import check, rows_of
+from moebench.substrate.engine.records import check, check_form, rows_of
 from moebench.substrate.errors import IntegrityError, UsageError
 from moebench.substrate.machines.protocol import Lane, Op
 from moebench.substrate.machines.simulated import SimulatedMachine
@@ -25,7 +25,7 @@ ASK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_
 #: How many durations can be told at once: ``COSTS_TOLD`` of replay.cpp.
 COSTS_TOLD = 4096
 
-_PURPOSES: tuple[Purpose, ...] = ("needed", "speculative", "committed")
+_PURPOSES: tuple[Purpose, ...] = ("needed", "speculative", "committed", "upload")
 _NONE, _FAILED = -1, -2
 
 
@@ -90,7 +90,7 @@ class Asked:
         self._tells_evict = type(self._system.evict).foresee is not Eviction.foresee
         self._questions = (
             self._layer, self._assign, self._fetch, self._open, self._used, self._arrived,
-            self._left, self._grows, self._victim,
+            self._left, self._grows, self._victim, self._missed, self._pass_ends, self._uploaded,
         )  # fmt: skip
         self.function = ASK(self._answer)
 
@@ -179,6 +179,7 @@ class Asked:
         check(plan, active, view)
         if plan.deferred or plan.again or plan.forms:
             raise IntegrityError(f"compiled code cannot carry out {plan}")
+        self._plan = plan
         self._say_plan(plan)
         return 0
 
@@ -198,11 +199,8 @@ class Asked:
     def _of(self, wanted: Sequence[Fetch]) -> list[int]:
         numbers = [len(wanted)]
         for layer, expert, instead_of, keep, form in wanted:
-            if expert is None or form:
-                raise UsageError(
-                    "a prefetch must name an expert and its only form, where all non-expert "
-                    "weights are on the device"
-                )
+            check_form(form, 1)
+            assert expert is not None, "it was checked, or left out, where it can be"
             key = self._cache.key
             instead = _NONE if instead_of is None else key(layer, instead_of)
             numbers += (key(layer, expert), int(keep), instead)
@@ -218,14 +216,50 @@ class Asked:
             forecast = dict(policy.predictor.forecast(view, model, ()))
             if self._tells_evict:
                 self._system.evict.foresee(forecast)
-        self._say(self._of(policy.prefetch(view, forecast)))
+        self._say(self._ahead(policy.prefetch(view, forecast)))
         return 0
 
     def _open(self, decode: int, more: int) -> int:
         self._hear_costs()
         phase: Phase = "decode" if decode else "prefill"
         first = self._shape.moe_layers[0]
-        self._say(self._of(self._system.prefetch.opening(phase, first)))
+        self._say(self._ahead(self._system.prefetch.opening(phase, first)))
+        return 0
+
+    def _ahead(self, wanted: Sequence[Fetch]) -> list[int]:
+        """Return prefetches without those of non-expert weights, which are on the device."""
+        named = [fetch for fetch in wanted if fetch.expert is not None]
+        if len(named) < len(wanted) and self._system.prefetch.discipline == "speculative":
+            raise UsageError(
+                "a speculative prefetch must name an expert; a layer's common weights are "
+                'fetched ahead by one whose discipline is "committed"'
+            )
+        return self._of(named)
+
+    # ------------------------------------------------------------------ copies in the background
+
+    def _missed(self, layer: int, more: int) -> int:
+        here = {*self._active.resident}
+        missed = [e for e in (*self._plan.host, *self._plan.deferred) if e not in here]
+        self._say(self._uploads(self._system.admit.uploads(self._view, missed)))
+        return 0
+
+    def _pass_ends(self, decode: int, more: int) -> int:
+        phase: Phase = "decode" if decode else "prefill"
+        self._say(self._uploads(self._system.admit.pass_ends(phase)))
+        return 0
+
+    def _uploads(self, wanted: Sequence[Fetch]) -> list[int]:
+        for fetch in wanted:
+            if not fetch.keep:
+                raise UsageError(
+                    f"an upload of expert {fetch.expert} in layer {fetch.layer} has "
+                    "keep=False; allowed: uploads of experts that stay"
+                )
+        return self._of(wanted)
+
+    def _uploaded(self, key: int, more: int) -> int:
+        self._system.admit.uploaded(key)
         return 0
 
     # ------------------------------------------------------------------ evictions

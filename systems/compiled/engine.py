@@ -59,7 +59,7 @@ class Setup(ctypes.Structure):
         ("smoothing", _REAL),
         *[(n, _INT) for n in (
             "fetches", "impact_history", "whole_prompt_layers", "commits", "asks_layers",
-            "asks_routing", "asks_growth", "transient",
+            "asks_routing", "asks_growth", "asks_uploads", "most_queued", "transient",
         )],
         ("ask", ASK),
         *[(n, _AT) for n in ("held", "ready", "allowed", "talk", "clock", "costs", "costs_told")],
@@ -92,7 +92,7 @@ _PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 _COUNTS = (
     "active", "hits", "in_flight", "begun", "loads", "host", "host_resident", "unchosen",
     "prefetched", "prefetched_top_score", "prefetched_active", "prefetched_used", "asked",
-    "asked_all", "asked_any",
+    "asked_all", "asked_any", "uploaded", "uploads_refused",
 )  # fmt: skip
 #: The parts of the results in the order of `replay_part`, each with the numbers of an entry.
 _PARTS = {"spans": 12, "named": 2, "events": 5, "alike": 3}
@@ -179,6 +179,8 @@ class CompiledEngine(Engine):
             "commits": system.prefetch.discipline == "committed",
             "asks_layers": decided.asks_layers, "asks_routing": decided.routing,
             "asks_growth": decided.growth, "transient": system.evict.transient,
+            "asks_uploads": decided.uploads,
+            "most_queued": -1 if system.admit.queue is None else system.admit.queue,
         }  # fmt: skip
         asked = self._asked
         shared = {
@@ -435,18 +437,21 @@ class CompiledEngine(Engine):
         """Give the timeline the ends of tokens, and the spans and events of those that it keeps."""
         events = self._part("events").tolist()
         since_ns = self.timeline.pictured_since(ends.tolist())
+
+        def notes_of(step: int) -> list[Note]:
+            found = [event[:-1] for event in events if event[-1] == step]
+            return [Note(_NOTES[kind], *where) for kind, *where in found]
+
         firsts = np.searchsorted(spans[:, 3], np.arange(len(ends) + 1))
         for step, end_ns in enumerate(ends.tolist()):
             self.timeline.begin(_PHASES[step > 0])
             if self.timeline.keeping:
                 rows = spans[firsts[step] : firsts[step + 1]]
                 rows = rows[rows[:, 7] > since_ns].tolist()
-                notes = [
-                    Note(_NOTES[kind], at, layer, expert)
-                    for kind, at, layer, expert, of in events if of == step
-                ]
-                self.timeline.keep([span_of(row) for row in rows], notes)
+                self.timeline.keep([span_of(row) for row in rows], notes_of(step))
             self.timeline.token(step, end_ns)
+        if self.timeline.keeping:
+            self.timeline.keep((), notes_of(len(ends)))
 
     def _op(self, kind: OpKind, layer: int, step: int, named: Sequence[Sequence[int]]) -> Op:
         """Return a span's operation."""

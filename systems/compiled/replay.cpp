@@ -8,7 +8,7 @@
 // Decisions that have no twin here are asked in Python, once a layer or a slot (`Ask`).
 //
 // Not repeated, and refused in twins.py: experts on the disk, non-expert weights on the host,
-// records in several forms, routing ahead, uploads, deferred outputs, prefetches in chunks.
+// records in several forms, routing ahead, deferred outputs, prefetches in chunks.
 
 #include <algorithm>
 #include <cmath>
@@ -30,9 +30,11 @@ enum Lane { DEVICE, H2D, D2H, HOST, DISK, PREDICT, LANES };
 enum Kind { ATTEND, GATE, SHARED, COMBINE, DENSE, HEAD, FORECAST, EXPERT, LOAD, RETURN };
 enum Cause { NO_CAUSE, BY_CONTROL, BY_LOAD, BY_HOST, BY_DEVICE, CAUSES };
 enum Note { EVICT, CANCEL };
-enum Purpose { NEEDED, SPECULATIVE, COMMITTED };
+enum Purpose { NEEDED, SPECULATIVE, COMMITTED, UPLOAD };
 // What is asked in Python: engine.py's `_Asked` has a method for each.
-enum Question { LAYER, ASSIGN, FETCH, OPEN, USED, ARRIVED, LEFT, GROWS, VICTIM };
+enum Question {
+  LAYER, ASSIGN, FETCH, OPEN, USED, ARRIVED, LEFT, GROWS, VICTIM, MISSED, PASS_ENDS, UPLOADED
+};
 // Decisions that are asked in Python have the number 0.
 enum AssignKind { IN_PYTHON, LOAD_ALL, HOST_ALL, BALANCED, OPTIMAL, FIDDLER, MAKESPAN, GREEDY };
 enum EvictKind { NEVER_EVICT = 1, NO_VICTIM, FIFO, LRU, LFU, AVERAGE_SCORE, RECENT_SCORE, WINDOW };
@@ -40,7 +42,8 @@ enum PrefetchKind { NO_PREFETCH = 1, WISHES, ABSENT_WISHES, IMPACT };
 // engine.counts.Counts, in the order of engine.py
 enum Count {
   ACTIVE, HITS, IN_FLIGHT, BEGUN, LOADS, ON_HOST, HOST_RESIDENT, UNCHOSEN, PREFETCHED,
-  PREFETCHED_TOP_SCORE, PREFETCHED_ACTIVE, PREFETCHED_USED, ASKED, ASKED_ALL, ASKED_ANY, COUNTS
+  PREFETCHED_TOP_SCORE, PREFETCHED_ACTIVE, PREFETCHED_USED, ASKED, ASKED_ALL, ASKED_ANY,
+  UPLOADS_DONE, UPLOADS_REFUSED, COUNTS
 };
 
 extern "C" {
@@ -67,7 +70,7 @@ struct Setup {
   i64 window, top, hot, survive, oldest_first;                                     // evict
   double smoothing;                                                               // evict
   i64 fetches, impact_history, whole_prompt_layers, commits;                       // prefetch
-  i64 asks_layers, asks_routing, asks_growth, transient;
+  i64 asks_layers, asks_routing, asks_growth, asks_uploads, most_queued, transient;
   Ask ask;
   uint8_t *held;           // [keys] whether each expert has a slot: the cache's own array
   i64 *ready;              // [keys] when it is complete: the cache's own array
@@ -314,7 +317,7 @@ class Replay {
  private:
   Setup s;
   const Batch *b = nullptr;
-  i64 pass = 0, phase = 0, texts = 0;
+  i64 pass = 0, noted = 0, phase = 0;  // `noted` is the pass of events: after its end, the next
   i64 failed = 0;  // one more than the layer for whose expert no other can be evicted; -1: Python
   i64 free_at[LANES] = {}, idle_in_wait = 0, host_layer = -1;
   After last;  // the operation before, for which others wait where none overlap
@@ -334,6 +337,9 @@ class Replay {
   int purpose = NEEDED;
   struct Queued { i64 key, since; };
   std::deque<Queued> queue;
+  struct Upload { i64 key, since; After after; };
+  std::deque<Upload> uploads;  // that have not begun
+  Experts unheard;             // keys of uploads of which the eviction has not heard, in their order
   Experts wanted;
   std::unordered_map<i64, Fetch> wishes_now;
   std::unordered_map<uint64_t, i64> known[2];
@@ -543,8 +549,30 @@ class Replay {
     return done;
   }
 
+  void next_upload(i64 since) {
+    Upload first = uploads.front();
+    uploads.pop_front();
+    carry(first.key, since, first.after);
+  }
+
+  // `Transfers._arrival`; an upload that has not begun becomes a needed load
+  i64 arrival_of(i64 key) {
+    if (arrival[key] >= 0) return arrival[key];
+    auto is_queued = [&](const Upload &one) { return one.key == key; };
+    while (std::any_of(uploads.begin(), uploads.end(), is_queued)) next_upload(now);
+    return arrival[key];
+  }
+
   void start_queued() {
-    while (!queue.empty()) {
+    while (!queue.empty() || !uploads.empty()) {
+      if (!uploads.empty()) {
+        const Upload &first = uploads.front();
+        i64 start = std::max({free_at[H2D], first.since, first.after.end});
+        if (!s.overlaps) start = std::max(start, last.end);
+        if (start >= now) return;
+        next_upload(start);
+        continue;
+      }
       auto [key, since] = queue.front();
       i64 start = std::max(free_at[H2D], since);
       if (!s.overlaps) start = std::max(start, last.end);
@@ -571,7 +599,7 @@ class Replay {
 
   // `ExpertCache.evictable_soon`
   bool evictable_soon(i64 key, i64 at_ns) const {
-    return held[key] && (pinned[key] ? computed[key] : ready[key] <= at_ns);
+    return held[key] && (pinned[key] ? computed[key] && ready[key] != NEVER : ready[key] <= at_ns);
   }
 
   void claim_slot(i64 key, i64 victim) {
@@ -622,11 +650,53 @@ class Replay {
       holding++;
     } else {
       if (passing[victim]) passing[victim] = 0, passing_count--;
+      else if (is_unheard(victim)) hear(victim);
       else left(victim);
-      if (b->notes) events.push_back({EVICT, at_ns, victim / s.experts, victim % s.experts, pass});
+      if (b->notes) events.push_back({EVICT, at_ns, victim / s.experts, victim % s.experts, noted});
     }
     if (!fetch.keep) passing[key] = 1, passing_count++;
-    else arrived(key);
+    else if (purpose != UPLOAD) arrived(key);
+  }
+
+  bool is_unheard(i64 key) const {
+    return std::find(unheard.begin(), unheard.end(), key) != unheard.end();
+  }
+
+  void hear(i64 key) { unheard.erase(std::find(unheard.begin(), unheard.end(), key)); }
+
+  // `Transfers.upload` and `Engine._upload`
+  void upload(const std::vector<Fetch> &fetches) {
+    i64 queued = 0;
+    for (auto &fetch : fetches) {
+      if (held[fetch.key]) continue;
+      i64 pending = 0;
+      for (i64 key : unheard) pending += ready[key] > now;
+      if (s.most_queued >= 0 && pending >= s.most_queued) break;
+      After after;
+      purpose = UPLOAD;
+      bool claimed = claim(fetch, now, false, after) || claim_soon(fetch, now, after);
+      purpose = NEEDED;
+      if (!claimed) continue;
+      unheard.push_back(fetch.key);
+      speculative[fetch.key] = 1, arrival[fetch.key] = -1;
+      uploads.push_back({fetch.key, now, after});
+      queued++;
+    }
+    counts[phase][UPLOADS_DONE] += queued;
+    counts[phase][UPLOADS_REFUSED] += fetches.size() - queued;
+  }
+
+  // `Transfers.take_uploaded` and `Admission.uploaded`
+  void take_uploaded() {
+    Experts done;
+    for (i64 key : unheard) {
+      if (ready[key] > now) break;
+      done.push_back(key);
+    }
+    purpose = UPLOAD;
+    for (i64 key : done) hear(key), arrived(key);
+    purpose = NEEDED;
+    for (i64 key : done) ask(UPLOADED, key);
   }
 
   // `Transfers._may_grow`
@@ -695,7 +765,7 @@ class Replay {
     i64 key = fetch.key;
     while (!failed) {
       if (held[key]) {
-        done = {arrival[key], BY_LOAD};
+        done = {arrival_of(key), BY_LOAD};
         return true;
       }
       After after;
@@ -709,10 +779,12 @@ class Replay {
       if (failed) return false;
       if (!waits) return false;
       // `ExpertCache.arriving`
-      i64 first = least(pool_of(key), [&](i64 k) { return ready[k] > now && !pinned[k]; },
+      i64 first = least(pool_of(key), [&](i64 k) {
+        return ready[k] > now && (!pinned[k] || (computed[k] && ready[k] == NEVER));
+      },
                         [](i64) { return 0; });
       if (first < 0) failed = key / s.experts + 1;
-      else wait(arrival[first], H2D, BY_LOAD);
+      else wait(arrival_of(first), H2D, BY_LOAD);
     }
     return false;
   }
@@ -1187,7 +1259,7 @@ class Replay {
   }
 
   void note_cancelled(i64 key) {
-    events.push_back({CANCEL, now, key / s.experts, key % s.experts, pass});
+    events.push_back({CANCEL, now, key / s.experts, key % s.experts, noted});
   }
 
   // `SimulatedMachine.cancel`
@@ -1249,6 +1321,7 @@ class Replay {
     cancel(layer);
 
     // `_decide`
+    if (s.asks_uploads) take_uploaded();
     observe(layer);
     const i64 *ids = chosen(layer);
     rows_E.assign(s.experts, 0), own_E.assign(s.experts, 0);
@@ -1282,7 +1355,7 @@ class Replay {
     // `_load`
     std::vector<i64> arrivals(s.experts, -1);
     for (i64 e : coming)
-      if (on_device[e]) arrivals[e] = arrival[base + e];
+      if (on_device[e]) arrivals[e] = arrival_of(base + e);
     size_t loaded = 0;
     for (; loaded < plan.load.size(); loaded++) {
       i64 e = plan.load[loaded];
@@ -1359,6 +1432,7 @@ class Replay {
       note_asked(found, next);
     }
     close(layer, missed, here, coming, plan);
+    if (s.asks_uploads && ask(MISSED, layer) >= 0) upload(fetches_at(s.talk));
   }
 
   // `Transfers.computed`
@@ -1429,7 +1503,7 @@ i64 Replay::run(const Batch &batch) {
   while (s.moe_row[first_moe] < 0) first_moe++;
   for (pass = 0; pass < batch.passes && !failed; pass++) {
     if (pass <= 1) known[0].clear(), known[1].clear();
-    phase = pass > 0;
+    phase = pass > 0, noted = pass;
     open(first_moe);
     for (i64 layer = 0; layer < s.layers && !failed; layer++) {
       common(ATTEND, layer, ATTEND);
@@ -1438,6 +1512,8 @@ i64 Replay::run(const Batch &batch) {
     }
     wait(common(HEAD, -1, HEAD), DEVICE, BY_DEVICE);
     batch.ends[pass] = now;
+    noted = pass + 1;
+    if (s.asks_uploads && ask(PASS_ENDS, phase) >= 0) upload(fetches_at(s.talk));
   }
   return failed;
 }

@@ -101,6 +101,7 @@ class Decided(NamedTuple):
         routing: whether Python is asked for the routing.
         observers: policies in Python that observe each layer.
         growth: whether Python is asked if an expert may take a free slot.
+        uploads: whether Python is asked for copies in the background.
     """
 
     assign: int
@@ -110,23 +111,30 @@ class Decided(NamedTuple):
     routing: bool
     observers: Sequence[Policy]
     growth: bool
+    uploads: bool
 
     @property
     def asks_layers(self) -> bool:
         """Whether Python is asked anything."""
         known = self.assign and self.evict and self.prefetch
-        return not known or self.routing or bool(self.observers)
+        return not known or self.routing or self.uploads or bool(self.observers)
 
 
 def decided(system: System, shape: ModelShape) -> Decided:
     """Return which decisions of a system are compiled."""
+    admit = type(system.admit)
+    uploads = (
+        admit.uploads is not Admission.uploads or admit.pass_ends is not Admission.pass_ends
+    )
     numbers: dict[str, float] = {}
     found = {}
     for decision, table in (("assign", ASSIGN), ("evict", EVICT), ("prefetch", PREFETCH)):
         policy = system.policies[decision]
         asked = 0, _no_options
         number, options = table.get(type(policy), asked)
-        if decision == "assign" and (system.in_flight == "host" or system.admit.chooses):
+        if decision == "assign" and (
+            uploads or system.in_flight == "host" or system.admit.chooses
+        ):
             number, options = asked
         tells = type(system.evict).foresee is not Eviction.foresee
         if decision == "prefetch" and number > 1 and (tells or _exchanges(system)):
@@ -144,7 +152,10 @@ def decided(system: System, shape: ModelShape) -> Decided:
         if type(policy).observe is not Policy.observe and not found.get(name)
     ]  # fmt: skip
     growth = type(evict).grows is not Eviction.grows
-    return Decided(**found, numbers=numbers, routing=not exact, observers=observers, growth=growth)
+    return Decided(
+        **found, numbers=numbers, routing=not exact, observers=observers, growth=growth,
+        uploads=uploads,
+    )  # fmt: skip
 
 
 def _no_options(policy: Any) -> Numbers:
@@ -158,7 +169,7 @@ def _exchanges(system: System) -> bool:
 def why_not(engine: Engine) -> str | None:
     """Return why a run is replayed by the engine in Python; None if compiled code can replay it."""
     system, machine, cache = engine.system, engine.machine, engine.cache
-    route, assign, prefetch, admit = system.route, system.assign, system.prefetch, system.admit
+    route, assign, prefetch = system.route, system.assign, system.prefetch
     evict, predictor = system.evict, system.prefetch.predictor
     memory = cast(SimulatedMachine, machine).host_memory
     reasons = {
@@ -174,8 +185,6 @@ def why_not(engine: Engine) -> str | None:
         "layers are routed ahead": route.routes_passes
         or type(route).routes_ahead is not Routing.routes_ahead,
         "outputs may be deferred": not assign.lossless,
-        "experts are copied in the background": type(admit).uploads is not Admission.uploads
-        or type(admit).pass_ends is not Admission.pass_ends,
         "experts are fetched after the prompts": type(system.place).after_prefill
         is not Placement.after_prefill,
         "prefetches are in chunks": prefetch.chunks > 1,
