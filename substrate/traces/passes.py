@@ -266,11 +266,7 @@ class TracedModel:
 
     def _chosen(self, layer: int) -> Scores:
         """Return a gate's choice as scores ``[T, E]``: K for the first expert down to 1, else 0."""
-        ids_TK = self._pass.gates[layer].ids_TK
-        rows, k = ids_TK.shape
-        scores_TE = np.zeros((rows, self.shape.num_experts), np.float32)
-        scores_TE[np.arange(rows)[:, None], ids_TK] = np.arange(k, 0, -1)
-        return scores_TE
+        return chosen_scores(self._pass.gates[layer].ids_TK, self.shape.num_experts)
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """Do nothing: recorded gates do not depend on early routing."""
@@ -306,6 +302,14 @@ class TracedModel:
     def head(self) -> list[int]:
         """Return the recorded next tokens."""
         return self._pass.chosen
+
+
+def chosen_scores(ids_TK: Ids, experts: int) -> Scores:
+    """Return a choice as scores ``[T, E]``: K for each row's first expert down to 1, else 0."""
+    rows, k = ids_TK.shape
+    scores_TE = np.zeros((rows, experts), np.float32)
+    scores_TE[np.arange(rows)[:, None], ids_TK] = np.arange(k, 0, -1)
+    return scores_TE
 
 
 def pass_steps(passes: Iterable[PassTrace]) -> list[tuple[int, list[int]]]:

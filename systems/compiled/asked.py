@@ -1,22 +1,30 @@
 """The decisions of a compiled replay that are made in Python: compiled code asks for them."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import cast
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import Active, Fetch, ForwardPass, LayerView, Plan
+from moebench.substrate.engine.decisions import (
+    Active,
+    Fetch,
+    Forecast,
+    ForwardPass,
+    LayerView,
+    Plan,
+)
 from moebench.substrate.engine.in_flight import host_in_flight
 from moebench.substrate.engine.loop import Engine
-from moebench.substrate.engine.policies import Eviction
+from moebench.substrate.engine.policies import Eviction, Predictor
 from moebench.substrate.engine.records import check, check_form, rows_of
 from moebench.substrate.errors import IntegrityError, UsageError
 from moebench.substrate.machines.protocol import Lane, Op
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.models.protocol import Model
-from moebench.substrate.terms import Lookahead, Phase, Purpose, Scores
-from moebench.substrate.traces.passes import Stacked
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Ids, Lookahead, Phase, Purpose, Scores
+from moebench.substrate.traces.passes import Stacked, chosen_scores
 from moebench.systems.compiled.twins import Decided
 
 #: ``Ask`` of replay.cpp.
@@ -53,15 +61,24 @@ class _Lanes:
 class _Recorded:
     """The predictions of a recorded batch, as a model returns them."""
 
-    def __init__(self, rows: Mapping[int, int]) -> None:
-        self._rows = rows
+    def __init__(self, shape: ModelShape) -> None:
+        self.shape = shape
         self.batch: Stacked
         self.step = 0
 
+    def ids(self, layer: int) -> Ids:
+        """Return the experts that the pass's rows chose in a layer, ``[T, K]``."""
+        row = self.shape.moe_rows[layer]
+        found = self.batch.decoded_ids[self.step - 1] if self.step else self.batch.prefill_ids
+        return cast(Ids, found[row])
+
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Return the recorded prediction ``[B, E]``."""
-        row = self._rows[layer]
-        ahead = self._rows[later] - row - 1
+        """Return the recorded prediction ``[B, E]``; for `Lookahead.EXACT`, the later choice."""
+        if lookahead is Lookahead.EXACT:
+            return chosen_scores(self.ids(later), self.shape.num_experts)
+        assert self.step, "no trace holds predictions of prompts"
+        row = self.shape.moe_rows[layer]
+        ahead = self.shape.moe_rows[later] - row - 1
         return cast(Scores, self.batch.predicted[self.step - 1, ahead, row])
 
 
@@ -73,7 +90,7 @@ class Asked:
         error: what a policy raised, if it did.
     """
 
-    def __init__(self, engine: Engine, decided: Decided) -> None:
+    def __init__(self, engine: Engine, predictor: Predictor | None, decided: Decided) -> None:
         shape, cache = engine.model.shape, engine.cache
         self._engine, self._decided, self._shape = engine, decided, shape
         self._system, self._cache = engine.system, cache
@@ -84,13 +101,18 @@ class Asked:
         self.costs, self.told = np.zeros((COSTS_TOLD, 4)), np.zeros(1, np.int64)
         self.error: Exception | None = None
         self._lanes = _Lanes(cast(SimulatedMachine, engine.machine), self.clock)
-        self._recorded = _Recorded(shape.moe_rows)
+        self._recorded, self._predictor = _Recorded(shape), predictor
+        #: Predictions in Python: one operation of each size, by number, and the last forecast.
+        self.predictions: list[Op] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._forecast: Forecast = {}
         self._view: LayerView
         self._active: Active
         self._tells_evict = type(self._system.evict).foresee is not Eviction.foresee
         self._questions = (
             self._layer, self._assign, self._fetch, self._open, self._used, self._arrived,
             self._left, self._grows, self._victim, self._missed, self._pass_ends, self._uploaded,
+            self._foresee,
         )  # fmt: skip
         self.function = ASK(self._answer)
 
@@ -115,7 +137,7 @@ class Asked:
             self._step = self._recorded.step = step
             self._forward = self._pass(step)
         row, batch, engine = self._shape.moe_rows[layer], self._batch, self._engine
-        ids_TK = batch.decoded_ids[step - 1, row] if step else batch.prefill_ids[row]
+        ids_TK = self._recorded.ids(layer)
         scores_TE = batch.decoded_scores[step - 1, row] if step else batch.prefill_scores[row]
         self._forward.history.append(ids_TK)
         view = self._view = LayerView(
@@ -210,14 +232,34 @@ class Asked:
 
     def _fetch(self, layer: int, predicted: int) -> int:
         self._hear_costs()
-        policy, view, forecast = self._system.prefetch, self._view, {}
-        if predicted and policy.predictor is not None:
-            model = cast(Model, self._recorded)
-            forecast = dict(policy.predictor.forecast(view, model, ()))
+        policy, view, forecast = self._system.prefetch, self._view, cast(Forecast, {})
+        if predicted:
+            forecast = self._forecast if self._decided.predictions else self._predict(view)
             if self._tells_evict:
                 self._system.evict.foresee(forecast)
         self._say(self._ahead(policy.prefetch(view, forecast)))
         return 0
+
+    def _predict(self, view: LayerView) -> Forecast:
+        assert self._predictor is not None, "it was asked for"
+        return self._predictor.forecast(view, cast(Model, self._recorded), ())
+
+    def _foresee(self, layer: int, more: int) -> int:
+        """Make a prediction, and say what it costs; return its lane, or -1 if there is none."""
+        view, predictor = self._view, self._predictor
+        if predictor is None or (view.next_layer is None and not predictor.wraps):
+            return _NONE
+        if not predictor.asked(view):
+            return _NONE
+        op = predictor.op(view)
+        self._forecast = self._predict(view)
+        number = self._numbers.setdefault(op.sizes, len(self.predictions))
+        if number == len(self.predictions):
+            self.predictions.append(op)
+        machine = cast(SimulatedMachine, self._engine.machine)
+        price = machine.costs.price(op, predictor.lane)
+        self._say([*price, number, int(predictor.in_background)])
+        return [*Lane].index(predictor.lane)
 
     def _open(self, decode: int, more: int) -> int:
         self._hear_costs()

@@ -23,7 +23,7 @@ from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Computed, Note, NoteKind, Totals
 from moebench.substrate.progress_events import report_phase
-from moebench.substrate.terms import Phase
+from moebench.substrate.terms import Lookahead, Phase
 from moebench.substrate.traces.passes import Stacked, TracedModel
 from moebench.systems.compiled.asked import ASK, Asked
 from moebench.systems.compiled.library import library
@@ -59,7 +59,7 @@ class Setup(ctypes.Structure):
         ("smoothing", _REAL),
         *[(n, _INT) for n in (
             "fetches", "impact_history", "whole_prompt_layers", "commits", "asks_layers",
-            "asks_routing", "asks_growth", "asks_uploads", "most_queued", "transient",
+            "asks_routing", "asks_growth", "asks_predictions", "asks_uploads", "most_queued", "transient",
         )],
         ("ask", ASK),
         *[(n, _AT) for n in ("held", "ready", "allowed", "talk", "clock", "costs", "costs_told")],
@@ -86,7 +86,7 @@ _KINDS = (
 )  # fmt: skip
 _COMMON = 6
 _LANES = (*Lane,)
-_CAUSES = ("", "control", "load", "host", "device")
+_CAUSES = ("", "control", "load", "host", "device", "predict")
 _NOTES: tuple[NoteKind, ...] = ("evict", "cancel")
 _PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 _COUNTS = (
@@ -122,7 +122,7 @@ class CompiledEngine(Engine):
             raise IntegrityError("replay.cpp and its structures in engine.py differ")
         self._library, self._kept = loaded, list[np.ndarray]()
         self._decided = decided(self.system, self.model.shape)
-        self._asked = Asked(self, self._decided)
+        self._asked = Asked(self, self._predictor, self._decided)
         self._sums_before: dict[str, np.ndarray] = {}
         self._products: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
         self._common_prices: dict[int, np.ndarray] = {}
@@ -155,7 +155,7 @@ class CompiledEngine(Engine):
             "moe_row": [shape.moe_rows.get(layer, -1) for layer in layers],
             "next_moe": [_next(shape.moe_layers, layer) for layer in layers],
             "pool_of": pool, "pool_ends": np.cumsum([0, *cache.pools]),
-            "has_shared": bool(shape.shared_width), "has_predictor": predictor is not None,
+            "has_shared": bool(shape.shared_width), "has_predictor": predictor is not None and not self._decided.predictions,
             "predicts_attention": isinstance(predictor, NextLayer),
             "decision_ns": costs.decision_ns, "sync_ns": costs.sync_ns,
             "load_submit_ns": costs.load_submit_ns, "copy_submit_ns": copy_submit,
@@ -179,7 +179,7 @@ class CompiledEngine(Engine):
             "commits": system.prefetch.discipline == "committed",
             "asks_layers": decided.asks_layers, "asks_routing": decided.routing,
             "asks_growth": decided.growth, "transient": system.evict.transient,
-            "asks_uploads": decided.uploads,
+            "asks_predictions": decided.predictions, "asks_uploads": decided.uploads,
             "most_queued": -1 if system.admit.queue is None else system.admit.queue,
         }  # fmt: skip
         asked = self._asked
@@ -217,7 +217,10 @@ class CompiledEngine(Engine):
         model.begin(prompts, new_tokens, forced)
         predictor = self.system.prefetch.predictor
         ahead = 0 if predictor is None else predictor.layers
-        recorded = model.stacked(new_tokens, predictor and predictor.lookahead, ahead)
+        kind = None if predictor is None else predictor.lookahead
+        if kind in (Lookahead.NONE, Lookahead.EXACT):
+            kind = None
+        recorded = model.stacked(new_tokens, kind, ahead)
         self._kept = []
         lengths = [len(p) for p in prompts]
         embedding = model.embedding() if self._reads_embedding else None
@@ -261,7 +264,7 @@ class CompiledEngine(Engine):
         prefill, decoded = recorded.prefill_ids, recorded.decoded_ids
         ids_at = np.concatenate([[0], prefill.size + np.arange(passes - 1) * decoded[:1].size])
         predictor = system.prefetch.predictor
-        ahead = 0 if predictor is None else predictor.layers
+        ahead = 0 if predictor is None or self._decided.predictions else predictor.layers
         batch = Batch(passes, texts, ahead, notes=self.timeline.noting)
         most = min(experts, int(rows.max()) * shape.top_k)
         ends = np.zeros(passes, np.int64)
@@ -404,7 +407,7 @@ class CompiledEngine(Engine):
         def span_of(row: list[int]) -> Span:
             kind, lane, layer, step, first, experts, *times = row
             start, end, idle, cause, behind, moved = times
-            op = self._op(_KINDS[kind], layer, step, named[first : first + experts])
+            op = self._op(_KINDS[kind], layer, step, first, named[first : first + experts])
             return Span(op, _LANES[lane], start, end, idle, _CAUSES[cause], behind, moved)
 
         totals = {phase: Totals() for phase in _PHASES}
@@ -453,8 +456,10 @@ class CompiledEngine(Engine):
         if self.timeline.keeping:
             self.timeline.keep((), notes_of(len(ends)))
 
-    def _op(self, kind: OpKind, layer: int, step: int, named: Sequence[Sequence[int]]) -> Op:
-        """Return a span's operation."""
+    def _op(
+        self, kind: OpKind, layer: int, step: int, number: int, named: Sequence[Sequence[int]]
+    ) -> Op:
+        """Return a span's operation; ``number`` is a prediction's among those made in Python."""
         experts, each = tuple(e for e, _ in named), tuple(rows for _, rows in named)
         n, context, pairs = int(self._rows[step]), 0, 0
         if kind is OpKind.EXPERT:
@@ -468,6 +473,9 @@ class CompiledEngine(Engine):
             rows = (len(self._lengths),)
         elif kind is OpKind.ATTEND:
             context, pairs = self._context(step)
+        elif kind is OpKind.PREDICT and self._decided.predictions:
+            op = self._asked.predictions[number]
+            return Op(kind, layer, op.rows, op.experts, op.context, op.pairs, op.network)
         elif kind is OpKind.PREDICT:
             predictor = self.system.prefetch.predictor
             assert predictor is not None, "it made the operation"

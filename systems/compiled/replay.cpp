@@ -28,12 +28,13 @@ constexpr i64 COSTS_TOLD = 4096;
 
 enum Lane { DEVICE, H2D, D2H, HOST, DISK, PREDICT, LANES };
 enum Kind { ATTEND, GATE, SHARED, COMBINE, DENSE, HEAD, FORECAST, EXPERT, LOAD, RETURN };
-enum Cause { NO_CAUSE, BY_CONTROL, BY_LOAD, BY_HOST, BY_DEVICE, CAUSES };
+enum Cause { NO_CAUSE, BY_CONTROL, BY_LOAD, BY_HOST, BY_DEVICE, BY_PREDICT, CAUSES };
 enum Note { EVICT, CANCEL };
 enum Purpose { NEEDED, SPECULATIVE, COMMITTED, UPLOAD };
 // What is asked in Python: engine.py's `_Asked` has a method for each.
 enum Question {
-  LAYER, ASSIGN, FETCH, OPEN, USED, ARRIVED, LEFT, GROWS, VICTIM, MISSED, PASS_ENDS, UPLOADED
+  LAYER, ASSIGN, FETCH, OPEN, USED, ARRIVED, LEFT, GROWS, VICTIM, MISSED, PASS_ENDS, UPLOADED,
+  FORESEE
 };
 // Decisions that are asked in Python have the number 0.
 enum AssignKind { IN_PYTHON, LOAD_ALL, HOST_ALL, BALANCED, OPTIMAL, FIDDLER, MAKESPAN, GREEDY };
@@ -70,7 +71,7 @@ struct Setup {
   i64 window, top, hot, survive, oldest_first;                                     // evict
   double smoothing;                                                               // evict
   i64 fetches, impact_history, whole_prompt_layers, commits;                       // prefetch
-  i64 asks_layers, asks_routing, asks_growth, asks_uploads, most_queued, transient;
+  i64 asks_layers, asks_routing, asks_growth, asks_predictions, asks_uploads, most_queued, transient;
   Ask ask;
   uint8_t *held;           // [keys] whether each expert has a slot: the cache's own array
   i64 *ready;              // [keys] when it is complete: the cache's own array
@@ -317,7 +318,7 @@ class Replay {
  private:
   Setup s;
   const Batch *b = nullptr;
-  i64 pass = 0, noted = 0, phase = 0;  // `noted` is the pass of events: after its end, the next
+  i64 first_moe = 0, pass = 0, noted = 0, phase = 0;  // `noted` is the pass of events: after its end, the next
   i64 failed = 0;  // one more than the layer for whose expert no other can be evicted; -1: Python
   i64 free_at[LANES] = {}, idle_in_wait = 0, host_layer = -1;
   After last;  // the operation before, for which others wait where none overlap
@@ -342,6 +343,7 @@ class Replay {
   Experts unheard;             // keys of uploads of which the eviction has not heard, in their order
   Experts wanted;
   std::unordered_map<i64, Fetch> wishes_now;
+  std::unordered_map<i64, i64> waiting_since;  // when fetches can begin that wait for predictions
   std::unordered_map<uint64_t, i64> known[2];
   // State of the eviction.
   std::vector<Order> orders, held_orders;
@@ -413,7 +415,7 @@ class Replay {
       duration += beside(s.lost_together, lane == HOST ? H2D : HOST, start, duration);
     i64 end = std::max(start + duration, not_before);
     free_at[lane] = end;
-    last = {end, lane == DEVICE ? BY_DEVICE : kind == LOAD ? BY_LOAD : BY_HOST};
+    last = {end, cause_of(kind, lane)};
     busy[phase][lane] += end - start;
     i64 idle = start - free - late;
     if (lane == DEVICE) {
@@ -432,6 +434,22 @@ class Replay {
     auto [entry, is_new] = known[lane == HOST].try_emplace(sizes, (i64)alike.size());
     if (is_new) alike.push_back({(i64)spans.size() - 1, lane, 0});
     alike[entry->second].times++;
+  }
+
+  static int cause_of(int kind, int lane) {
+    return lane == DEVICE ? BY_DEVICE : kind == LOAD ? BY_LOAD : lane == PREDICT ? BY_PREDICT
+                                                                                : BY_HOST;
+  }
+
+  // `submit` of a prediction that Python has made: its lane, price and sizes are in the answer
+  i64 predicted(i64 layer, int lane) {
+    i64 since = now + s.talk[0];
+    now += s.talk[1];
+    Span &span = place(FORECAST, lane, layer, since, s.talk[2], {}, now, 0);
+    span.first = s.talk[3];
+    i64 end = span.end;
+    if (lane == DEVICE || lane == HOST) tell(lane, 1ull << 62 | s.talk[3]);
+    return end;
   }
 
   void wait(i64 end, int lane, int cause) {
@@ -1241,18 +1259,32 @@ class Replay {
   }
 
   // `Transfers.speculate` and `SimulatedMachine.prefetch`
-  void speculate(const std::vector<Fetch> &fetches) {
+  void speculate(const std::vector<Fetch> &fetches, i64 since = 0) {
     std::vector<i64> dropped;
     if (b->notes)
       for (auto &entry : queue) dropped.push_back(entry.key);
-    for (i64 key : wanted) wanted_now[key] = 0;
+    // Fetches that are new begin once their prediction has ended; the others keep their instant.
+    std::unordered_map<i64, i64> waited;
+    bool waits = since > now || !waiting_since.empty();
+    for (i64 key : wanted) {
+      auto at = waiting_since.find(key);
+      if (waits) waited[key] = at == waiting_since.end() ? 0 : at->second;
+      wanted_now[key] = 0;
+    }
+    if (waits) waiting_since.clear();
     wanted.clear(), wishes_now.clear(), queue.clear();
     for (auto &fetch : fetches) {  // of two of one expert, the first's place and the last's options
-      if (!wanted_now[fetch.key]) {
-        wanted_now[fetch.key] = 1, wanted.push_back(fetch.key);
-        if (!held[fetch.key]) queue.push_back({fetch.key, now});
+      i64 key = fetch.key, from = now;
+      wishes_now[key] = fetch;
+      if (wanted_now[key]) continue;
+      wanted_now[key] = 1, wanted.push_back(key);
+      if (waits) {
+        auto at = waited.find(key);
+        i64 ns = at == waited.end() ? since : at->second;
+        if (ns > now) waiting_since[key] = ns;
+        from = std::max(now, ns);
       }
-      wishes_now[fetch.key] = fetch;
+      if (!held[key]) queue.push_back({key, from});
     }
     for (i64 key : dropped)
       if (!(wanted_now[key] && !held[key])) note_cancelled(key);
@@ -1300,7 +1332,7 @@ class Replay {
   }
 
   // `Prefetches.open`
-  void open(i64 first_moe) {
+  void open() {
     std::vector<Fetch> opening;
     if (s.prefetch == IN_PYTHON && ask(OPEN, phase) >= 0) opening = fetches_at(s.talk);
     if (opening.empty() && phase) return;
@@ -1378,19 +1410,29 @@ class Replay {
     if (s.has_shared) common(SHARED, layer, SHARED);
 
     // predictions and prefetches
-    bool predicts = s.has_predictor && next >= 0 && phase;
+    bool predicts = s.has_predictor && next >= 0 && phase, background = false;
     i64 predicted_end = 0;
-    if (predicts) {
+    int predicted_on = DEVICE;
+    if (s.asks_predictions) {
+      predicted_on = ask(FORESEE, layer);
+      predicts = predicted_on >= 0;
+      if (predicts) {
+        background = s.talk[4];
+        predicted_end = predicted(layer, predicted_on);
+      }
+    } else if (predicts) {
       i64 later = 0;
       for (i64 at_layer = layer; later < b->ahead && (at_layer = s.next_moe[at_layer]) >= 0;) later++;
       predicted_end = common(FORECAST, layer, 5 + later);
     }
-    bool asks = s.prefetch != NO_PREFETCH && next >= 0;
+    bool asks = s.prefetch != NO_PREFETCH && (next >= 0 || predicts);
+    i64 after = next >= 0 ? next : first_moe;  // predictions of the last layer are of the next pass
+    int cause = cause_of(FORECAST, predicted_on);
     if (asks && !s.commits) {
-      if (predicts) wait(predicted_end, DEVICE, BY_DEVICE);
+      if (predicts && !background) wait(predicted_end, predicted_on, cause);
       std::vector<Fetch> found = prefetch(layer, predicts);
-      speculate(found);
-      note_asked(found, next);
+      speculate(found, predicted_end);
+      note_asked(found, after);
     }
 
     // `_compute_arrivals`
@@ -1426,10 +1468,10 @@ class Replay {
     common(COMBINE, layer, COMBINE, due);
     drop_unused(base);
     if (asks && s.commits) {
-      if (predicts) wait(predicted_end, DEVICE, BY_DEVICE);
+      if (predicts) wait(predicted_end, predicted_on, cause);
       std::vector<Fetch> found = prefetch(layer, predicts);
       commit(found);
-      note_asked(found, next);
+      note_asked(found, after);
     }
     close(layer, missed, here, coming, plan);
     if (s.asks_uploads && ask(MISSED, layer) >= 0) upload(fetches_at(s.talk));
@@ -1499,12 +1541,12 @@ class Replay {
 i64 Replay::run(const Batch &batch) {
   b = &batch;
   spans.clear(), named.clear(), events.clear(), alike.clear();
-  i64 first_moe = 0;
+  first_moe = 0;
   while (s.moe_row[first_moe] < 0) first_moe++;
   for (pass = 0; pass < batch.passes && !failed; pass++) {
     if (pass <= 1) known[0].clear(), known[1].clear();
     phase = pass > 0, noted = pass;
-    open(first_moe);
+    open();
     for (i64 layer = 0; layer < s.layers && !failed; layer++) {
       common(ATTEND, layer, ATTEND);
       if (s.moe_row[layer] >= 0) moe(layer);

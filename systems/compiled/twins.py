@@ -89,7 +89,7 @@ PREFETCH: Mapping[type[Policy], tuple[int, Callable[[Any], Numbers]]] = {
 READS_MEAN = (LowestAverageScore, MinusRecentScore)
 READS_BEST = (Balanced, Optimal, MakespanSchedule)
 
-#: Predictors whose scores are recorded: the only ones of prefetches in compiled replays.
+#: Predictors whose forecasts are recorded scores, and whose prices are those of a pass.
 RECORDED = (NextGates, NextGatesOnNormed, NextLayer)
 
 
@@ -102,6 +102,7 @@ class Decided(NamedTuple):
         observers: policies in Python that observe each layer.
         growth: whether Python is asked if an expert may take a free slot.
         uploads: whether Python is asked for copies in the background.
+        predictions: whether they are made in Python, layer by layer; otherwise they are recorded.
     """
 
     assign: int
@@ -112,11 +113,12 @@ class Decided(NamedTuple):
     observers: Sequence[Policy]
     growth: bool
     uploads: bool
+    predictions: bool
 
     @property
     def asks_layers(self) -> bool:
         """Whether Python is asked anything."""
-        known = self.assign and self.evict and self.prefetch
+        known = self.assign and self.evict and self.prefetch and not self.predictions
         return not known or self.routing or self.uploads or bool(self.observers)
 
 
@@ -152,9 +154,11 @@ def decided(system: System, shape: ModelShape) -> Decided:
         if type(policy).observe is not Policy.observe and not found.get(name)
     ]  # fmt: skip
     growth = type(evict).grows is not Eviction.grows
+    predictor = system.prefetch.predictor
+    predictions = predictor is not None and type(predictor) not in RECORDED
     return Decided(
         **found, numbers=numbers, routing=not exact, observers=observers, growth=growth,
-        uploads=uploads,
+        uploads=uploads, predictions=predictions,
     )  # fmt: skip
 
 
@@ -192,7 +196,6 @@ def why_not(engine: Engine) -> str | None:
         or type(prefetch).leaving is not Prefetching.leaving,
         "states are read": system.reads_hidden or system.reads_token_norms
         or system.reads_token_embeddings,
-        "predictions are not recorded": predictor is not None
-        and (type(predictor) not in RECORDED or predictor.in_prefill),
+        "prompts are predicted": isinstance(predictor, RECORDED) and predictor.in_prefill,
     }  # fmt: skip
     return next((reason for reason, holds in reasons.items() if holds), None)
