@@ -257,11 +257,7 @@ class TracedModel:
             return self._chosen(later)
         predicted = self._pass.predicted.get(lookahead, {})
         if (layer, later) not in predicted:
-            raise NotRecordedError(
-                f"the trace holds no predictions of kind {lookahead} that layer {layer} made of "
-                f"layer {later}; run without --trace, or --set route=exact or prefetch=none, "
-                "whichever predicts"
-            )
+            raise not_recorded(layer, later, lookahead)
         return predicted[layer, later]
 
     def _chosen(self, layer: int) -> Scores:
@@ -302,6 +298,14 @@ class TracedModel:
     def head(self) -> list[int]:
         """Return the recorded next tokens."""
         return self._pass.chosen
+
+
+def not_recorded(layer: int, later: int, lookahead: Lookahead) -> NotRecordedError:
+    """Return the error that a trace lacks a layer's prediction of a later one."""
+    return NotRecordedError(
+        f"the trace holds no predictions of kind {lookahead} that layer {layer} made of layer "
+        f"{later}; run without --trace, or --set route=exact or prefetch=none, whichever predicts"
+    )
 
 
 def chosen_scores(ids_TK: Ids, experts: int) -> Scores:

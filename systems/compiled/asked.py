@@ -24,7 +24,7 @@ from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Ids, Lookahead, Phase, Purpose, Scores
-from moebench.substrate.traces.passes import Stacked, chosen_scores
+from moebench.substrate.traces.passes import Stacked, chosen_scores, not_recorded
 from moebench.systems.compiled.twins import Decided
 
 #: ``Ask`` of replay.cpp.
@@ -76,7 +76,8 @@ class _Recorded:
         """Return the recorded prediction ``[B, E]``; for `Lookahead.EXACT`, the later choice."""
         if lookahead is Lookahead.EXACT:
             return chosen_scores(self.ids(later), self.shape.num_experts)
-        assert self.step, "no trace holds predictions of prompts"
+        if not self.step:
+            raise not_recorded(layer, later, lookahead)
         row = self.shape.moe_rows[layer]
         ahead = self.shape.moe_rows[later] - row - 1
         return cast(Scores, self.batch.predicted[self.step - 1, ahead, row])

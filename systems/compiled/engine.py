@@ -59,7 +59,8 @@ class Setup(ctypes.Structure):
         ("smoothing", _REAL),
         *[(n, _INT) for n in (
             "fetches", "impact_history", "whole_prompt_layers", "commits", "asks_layers",
-            "asks_routing", "asks_growth", "asks_predictions", "asks_uploads", "most_queued", "transient",
+            "asks_routing", "asks_growth", "asks_predictions", "asks_uploads", "most_queued",
+            "transient",
         )],
         ("ask", ASK),
         *[(n, _AT) for n in ("held", "ready", "allowed", "talk", "clock", "costs", "costs_told")],
@@ -155,13 +156,14 @@ class CompiledEngine(Engine):
             "moe_row": [shape.moe_rows.get(layer, -1) for layer in layers],
             "next_moe": [_next(shape.moe_layers, layer) for layer in layers],
             "pool_of": pool, "pool_ends": np.cumsum([0, *cache.pools]),
-            "has_shared": bool(shape.shared_width), "has_predictor": predictor is not None and not self._decided.predictions,
+            "has_shared": bool(shape.shared_width),
+            "has_predictor": predictor is not None and not self._decided.predictions,
             "predicts_attention": isinstance(predictor, NextLayer),
             "decision_ns": costs.decision_ns, "sync_ns": costs.sync_ns,
             "load_submit_ns": costs.load_submit_ns, "copy_submit_ns": copy_submit,
             "record_ns": costs.ns(load, Lane.H2D), "record_bytes": costs.record_bytes,
             "waits_each_layer": costs.waits_each_layer,
-            "blocking_copies": machine.blocking_copies, "host_together": self._host_together,
+            "blocking_copies": bool(machine.blocking_copies), "host_together": self._host_together,
             "overlaps": system.overlap,
             "launch_ns": launch, "expert_control_ns": on_device,
             "host_control_ns": costs.control_ns(one, Lane.HOST) - copy_submit,
@@ -300,7 +302,7 @@ class CompiledEngine(Engine):
         return self._products
 
     def _prices(self, rows: np.ndarray, ahead: int) -> np.ndarray:
-        """Return the prices of the passes' operations but of experts, ``[passes, 6 + ahead, 3]``."""
+        """Return the prices of the passes' common operations, ``[passes, 6 + ahead, 3]``."""
         machine = cast(SimulatedMachine, self.machine)
         found = np.zeros((len(rows), _COMMON + ahead, 3), np.int64)
         attends = isinstance(self.system.prefetch.predictor, NextLayer)
@@ -335,7 +337,7 @@ class CompiledEngine(Engine):
     # ------------------------------------------------------------------ predictions
 
     def _seen(self, layer: int, step: int) -> LayerView:
-        """Return the view of a decoded token's layer, as far as predictors and `_wishes` read it."""
+        """Return the view of a decoded layer, as far as predictors and `_wishes` read it."""
         shape, none = self.model.shape, np.empty((0, 0))
         context, pairs = self._context(step)
         forward = ForwardPass(

@@ -12,10 +12,12 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("replay.cpp")
+#: The file that is compiled, and those that it includes.
+SOURCES = tuple(Path(__file__).with_name(n) for n in ("replay.cpp", "parts.h", "policies.h"))
 
 #: Sums are neither contracted nor rearranged, so that they are Python's.
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC")
@@ -31,10 +33,15 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moebench"
 
 
-def compiled(source: Path, kept_in: Path) -> Path | None:
-    """Return the shared library of a source file, compiled before or now; None if it cannot be."""
+def compiled(sources: Sequence[Path], kept_in: Path) -> Path | None:
+    """Return the shared library of a source file, compiled before or now; None if it cannot be.
+
+    Args:
+        sources: the file, then those that it includes.
+    """
     made_by = compiler()
-    content = [source.read_bytes(), " ".join(FLAGS).encode(), platform.machine().encode()]
+    content = [source.read_bytes() for source in sources]
+    content += [" ".join(FLAGS).encode(), platform.machine().encode()]
     made = kept_in / f"replay-{hashlib.sha256(b'|'.join(content)).hexdigest()[:16]}.so"
     if made.exists():
         return made
@@ -44,7 +51,7 @@ def compiled(source: Path, kept_in: Path) -> Path | None:
         kept_in.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept_in) as own:
             written = Path(own) / made.name
-            command = [made_by, *FLAGS, "-o", str(written), str(source)]
+            command = [made_by, *FLAGS, "-o", str(written), str(sources[0])]
             done = subprocess.run(command, capture_output=True, check=False)
             if done.returncode:
                 return None
@@ -57,7 +64,7 @@ def compiled(source: Path, kept_in: Path) -> Path | None:
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the loaded library; None without a compiler."""
-    made = compiled(SOURCE, folder())
+    made = compiled(SOURCES, folder())
     if made is None:
         return None
     loaded = ctypes.CDLL(str(made))

@@ -5,7 +5,7 @@ its decisions, those that stand here are compiled, too; the others are asked in 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.policies import (
@@ -17,7 +17,6 @@ from moebench.substrate.engine.policies import (
     Routing,
 )
 from moebench.substrate.engine.system import System
-from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.traces.passes import TracedModel
@@ -125,18 +124,14 @@ class Decided(NamedTuple):
 def decided(system: System, shape: ModelShape) -> Decided:
     """Return which decisions of a system are compiled."""
     admit = type(system.admit)
-    uploads = (
-        admit.uploads is not Admission.uploads or admit.pass_ends is not Admission.pass_ends
-    )
+    uploads = admit.uploads is not Admission.uploads or admit.pass_ends is not Admission.pass_ends
     numbers: dict[str, float] = {}
     found = {}
     for decision, table in (("assign", ASSIGN), ("evict", EVICT), ("prefetch", PREFETCH)):
         policy = system.policies[decision]
         asked = 0, _no_options
         number, options = table.get(type(policy), asked)
-        if decision == "assign" and (
-            uploads or system.in_flight == "host" or system.admit.chooses
-        ):
+        if decision == "assign" and (uploads or system.in_flight == "host" or system.admit.chooses):
             number, options = asked
         tells = type(system.evict).foresee is not Eviction.foresee
         if decision == "prefetch" and number > 1 and (tells or _exchanges(system)):
@@ -175,12 +170,11 @@ def why_not(engine: Engine) -> str | None:
     system, machine, cache = engine.system, engine.machine, engine.cache
     route, assign, prefetch = system.route, system.assign, system.prefetch
     evict, predictor = system.evict, system.prefetch.predictor
-    memory = cast(SimulatedMachine, machine).host_memory
     reasons = {
         "its model computes": type(engine.model) is not TracedModel,
-        "its machine is measured": type(machine) is not SimulatedMachine
-        or type(machine.costs) is not CostModel,
-        "experts are on the disk": memory is not None,
+        "its machine is measured": not isinstance(machine, SimulatedMachine)
+        or machine.costs.synchronous,
+        "experts are on the disk": machine.host_memory is not None,
         "non-expert weights are not on the device": any(home != "device" for home in engine.homes),
         "records have several forms": cache.forms > 1 or [*cache.used_forms] != [0],
         "it waits for every layer": system.synchronises,

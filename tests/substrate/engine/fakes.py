@@ -214,6 +214,12 @@ class FlatCosts:
     def least_host_ns(self, op: Op) -> float:
         return self.ns(op, Lane.HOST)
 
+    def expert_products(self, rows: int) -> tuple[float, float]:
+        return self._lanes[Lane.DEVICE, OpKind.EXPERT], self._lanes[Lane.HOST, OpKind.EXPERT]
+
+    def host_begins_ns(self, experts: int) -> float:
+        return 0.0
+
     def moved_bytes(self, op: Op) -> int:
         if op.kind is OpKind.PAGE:
             part, parts = op.chunk or (0, 1)
