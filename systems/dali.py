@@ -208,10 +208,15 @@ def most_tokens(corrected_TE: np.ndarray, k: int) -> dict[int, int]:
     """
     ids_TK = np.argsort(-corrected_TE, axis=1, kind="stable")[:, :k]
     tokens_E = np.bincount(ids_TK.ravel(), minlength=corrected_TE.shape[1])
-    p_TE = np.exp(corrected_TE - corrected_TE.max(axis=1, keepdims=True))
-    best_E = (p_TE / p_TE.sum(axis=1, keepdims=True)).max(axis=0)
-    order = np.lexsort((-best_E, -tokens_E)).tolist()
+    order = np.lexsort((-best_probabilities(corrected_TE), -tokens_E)).tolist()
     return {e: int(tokens_E[e]) for e in order if tokens_E[e]}
+
+
+def best_probabilities(corrected_TE: np.ndarray) -> np.ndarray:
+    """Return each expert's highest softmax of any row, ``[E]`` or ``[..., E]``."""
+    p_TE = np.exp(corrected_TE - corrected_TE.max(axis=-1, keepdims=True))
+    best_E: np.ndarray = (p_TE / p_TE.sum(axis=-1, keepdims=True)).max(axis=-2)
+    return best_E
 
 
 @dataclass(kw_only=True)

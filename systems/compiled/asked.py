@@ -97,7 +97,8 @@ class Asked:
         self._system, self._cache = engine.system, cache
         keys = shape.num_layers * shape.num_experts
         self.allowed = np.zeros(keys, bool)
-        self.talk = np.zeros(3 * keys + 2 * shape.num_experts + 8, np.int64)
+        #: A prefetch may name any record; a plan has lists of experts, of which one repeats some.
+        self.talk = np.zeros(3 * keys + 64 * shape.num_experts + 8, np.int64)
         self.clock = np.zeros(1 + len(Lane), np.int64)
         self.costs, self.told = np.zeros((COSTS_TOLD, 4)), np.zeros(1, np.int64)
         self.error: Exception | None = None
@@ -200,7 +201,7 @@ class Asked:
         if system.admit.chooses and plan.load:
             plan = plan._replace(load=[self._admitted(fetch) for fetch in plan.load])
         check(plan, active, view)
-        if plan.deferred or plan.again or plan.forms:
+        if plan.deferred or plan.forms:
             raise IntegrityError(f"compiled code cannot carry out {plan}")
         self._plan = plan
         self._say_plan(plan)
@@ -214,9 +215,11 @@ class Asked:
 
     def _say_plan(self, plan: Plan) -> None:
         numbers = [len(plan.device), *plan.device, len(plan.host), *plan.host]
-        self._say(numbers + self._of(plan.load))
+        self._say([*numbers, *self._of(plan.load), len(plan.again), *plan.again])
 
     def _say(self, numbers: list[int]) -> None:
+        if len(numbers) > len(self.talk):
+            raise IntegrityError(f"{len(numbers)} numbers; at most {len(self.talk)} can be said")
         self.talk[: len(numbers)] = numbers
 
     def _of(self, wanted: Sequence[Fetch]) -> list[int]:

@@ -5,8 +5,7 @@ timeline and clock the same contents as it would have had.  The whole run is com
 decoded tokens, policies (`twins`), slots and lanes.  Python prepares arrays of a batch's routing
 and prices, and reads the results.
 
-What a prefetching policy wishes depends on predictions alone, so it is asked in Python before the
-batch; what of it is absent, and how much it is worth then, is decided in compiled code.
+Decisions that compiled code does not repeat are asked in Python (`asked`).
 """
 
 import ctypes
@@ -15,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import EXPERT_OF, ForwardPass, LayerView, Prompts
+from moebench.substrate.engine.decisions import ForwardPass, LayerView, Prompts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import IntegrityError, UsageError
@@ -28,8 +27,7 @@ from moebench.substrate.traces.passes import Stacked, TracedModel
 from moebench.systems.compiled.asked import ASK, Asked
 from moebench.systems.compiled.library import library
 from moebench.systems.compiled.twins import READS_BEST, READS_MEAN, decided, why_not
-from moebench.systems.dali import ResidualPrefetch, most_tokens
-from moebench.systems.hybrimoe import ImpactDriven, expected
+from moebench.systems.dali import ResidualPrefetch, best_probabilities
 from moebench.systems.policies.predict import NextLayer
 
 _INT, _REAL, _AT = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
@@ -58,9 +56,12 @@ class Setup(ctypes.Structure):
         )],
         ("smoothing", _REAL),
         *[(n, _INT) for n in (
-            "fetches", "impact_history", "whole_prompt_layers", "commits", "asks_layers",
-            "asks_routing", "asks_growth", "asks_predictions", "asks_uploads", "most_queued",
-            "transient",
+            "fetches", "impact_history", "whole_prompt_layers", "next_only", "commits",
+        )],
+        ("band", _REAL),
+        *[(n, _INT) for n in (
+            "asks_layers", "asks_routing", "asks_growth", "asks_predictions", "asks_uploads",
+            "most_queued", "transient",
         )],
         ("ask", ASK),
         *[(n, _AT) for n in ("held", "ready", "allowed", "talk", "clock", "costs", "costs_told")],
@@ -71,10 +72,10 @@ class Batch(ctypes.Structure):
     """``Batch`` of replay.cpp."""
 
     _fields_ = (
-        *[(n, _INT) for n in ("passes", "texts", "ahead", "wishes", "notes")],
+        *[(n, _INT) for n in ("passes", "texts", "ahead", "notes")],
         *[(n, _AT) for n in (
             "rows", "prices", "device_products", "host_products", "return_ns", "ids", "ids_at",
-            "best", "mean", "wished", "wished_rows", "ends", "used", "used_count",
+            "best", "mean", "predicted", "worth", "ends", "used", "used_count",
         )],
         ("most", _INT),
     )  # fmt: skip
@@ -159,6 +160,7 @@ class CompiledEngine(Engine):
             "has_shared": bool(shape.shared_width),
             "has_predictor": predictor is not None and not self._decided.predictions,
             "predicts_attention": isinstance(predictor, NextLayer),
+            "next_only": isinstance(predictor, NextLayer),
             "decision_ns": costs.decision_ns, "sync_ns": costs.sync_ns,
             "load_submit_ns": costs.load_submit_ns, "copy_submit_ns": copy_submit,
             "record_ns": costs.ns(load, Lane.H2D), "record_bytes": costs.record_bytes,
@@ -261,7 +263,7 @@ class CompiledEngine(Engine):
         system, shape = self.system, self.model.shape
         passes, texts = 1 + len(recorded.decoded_ids), len(lengths)
         rows = np.array([sum(lengths)] + [texts] * (passes - 1), np.int64)
-        self._lengths, self._rows = lengths, rows
+        self._lengths, self._rows = [*lengths], rows
         layers, experts = len(shape.moe_layers), shape.num_experts
         prefill, decoded = recorded.prefill_ids, recorded.decoded_ids
         ids_at = np.concatenate([[0], prefill.size + np.arange(passes - 1) * decoded[:1].size])
@@ -284,8 +286,9 @@ class CompiledEngine(Engine):
         if self._decided.evict and isinstance(system.evict, READS_MEAN):
             arrays["mean"] = _over_rows(recorded, np.mean)
         if ahead and self._decided.prefetch:
-            arrays["wished"], arrays["wished_rows"] = self._wishes(recorded, ahead)
-            batch.wishes = arrays["wished"].shape[-1]
+            arrays["predicted"] = recorded.predicted.astype(np.float64)
+        if isinstance(system.prefetch, ResidualPrefetch) and "predicted" in arrays:
+            arrays["predicted"], arrays["worth"] = self._corrected(recorded.predicted)
         for name, array in arrays.items():
             setattr(batch, name, self._pointer(np.ascontiguousarray(array)))
         batch.most = most
@@ -337,7 +340,7 @@ class CompiledEngine(Engine):
     # ------------------------------------------------------------------ predictions
 
     def _seen(self, layer: int, step: int) -> LayerView:
-        """Return the view of a decoded layer, as far as predictors and `_wishes` read it."""
+        """Return the view of a decoded layer, as far as predictors read it."""
         shape, none = self.model.shape, np.empty((0, 0))
         context, pairs = self._context(step)
         forward = ForwardPass(
@@ -349,35 +352,14 @@ class CompiledEngine(Engine):
             costs=self.timeline.costs, lanes=self.machine,
         )  # fmt: skip
 
-    def _wishes(self, recorded: Stacked, ahead: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the policy wishes of later layers, and the predicted rows of each expert.
-
-        Both are ``[passes, MoE layers, ahead, E]``, best first; experts end with -1.
-        """
-        shape, policy = self.model.shape, self.system.prefetch
-        layers, predicted = shape.moe_layers, recorded.predicted
-        size = (1 + len(recorded.decoded_ids), len(layers), ahead, shape.num_experts)
-        wished, rows = np.full(size, -1, np.int64), np.ones(size, np.int64)
-        adjacent = isinstance(policy.predictor, NextLayer)
-        for row, layer in enumerate(layers):
-            view = self._seen(layer, len(self._rows) - 1)
-            for later in range(min(ahead, len(layers) - 1 - row)):
-                then = layers[row + 1 + later]
-                if adjacent and then != layer + 1:
-                    continue
-                for step, scores_TE in enumerate(predicted[:, later, row], 1):
-                    found: dict[int, int]
-                    if isinstance(policy, ImpactDriven):
-                        found = expected(scores_TE, shape.top_k)
-                    elif isinstance(policy, ResidualPrefetch):
-                        corrected_TE = policy.corrected(then, scores_TE, shape)
-                        found = most_tokens(corrected_TE, shape.top_k)
-                    else:
-                        fetches = policy.prefetch(view, {then: scores_TE})
-                        found = dict.fromkeys(map(EXPERT_OF, fetches), 1)  # type: ignore[arg-type]
-                    wished[step, row, later, : len(found)] = [*found]
-                    rows[step, row, later, : len(found)] = [*found.values()]
-        return wished, rows
+    def _corrected(self, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return corrected predictions of `ResidualPrefetch`, and each expert's worth over rows."""
+        policy, shape = cast(ResidualPrefetch, self.system.prefetch), self.model.shape
+        corrected = np.zeros(predicted.shape)
+        for row, then in enumerate(shape.moe_layers[1:]):
+            of_layer = np.ascontiguousarray(predicted[:, 0, row])
+            corrected[:, 0, row] = policy.corrected(then, of_layer, shape)
+        return corrected, best_probabilities(corrected)
 
     # ------------------------------------------------------------------ results
 

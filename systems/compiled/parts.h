@@ -31,7 +31,7 @@ enum Question {
 // Decisions that are asked in Python have the number 0.
 enum AssignKind { IN_PYTHON, LOAD_ALL, HOST_ALL, BALANCED, OPTIMAL, FIDDLER, MAKESPAN, GREEDY };
 enum EvictKind { NEVER_EVICT = 1, NO_VICTIM, FIFO, LRU, LFU, AVERAGE_SCORE, RECENT_SCORE, WINDOW };
-enum PrefetchKind { NO_PREFETCH = 1, WISHES, ABSENT_WISHES, IMPACT };
+enum PrefetchKind { NO_PREFETCH = 1, TOP_SCORES, NEXT_GATE, MOST_TOKENS, IMPACT };
 // engine.counts.Counts, in the order of engine.py
 enum Count {
   ACTIVE, HITS, IN_FLIGHT, BEGUN, LOADS, ON_HOST, HOST_RESIDENT, UNCHOSEN, PREFETCHED,
@@ -62,7 +62,8 @@ struct Setup {
   i64 history, minimise_sum, by_rows, tie_host, from_backlog, load_prompts, fill;  // assign
   i64 window, top, hot, survive, oldest_first;                                     // evict
   double smoothing;                                                               // evict
-  i64 fetches, impact_history, whole_prompt_layers, commits;                       // prefetch
+  i64 fetches, impact_history, whole_prompt_layers, next_only, commits;            // prefetch
+  double band;                                                                     // prefetch
   i64 asks_layers, asks_routing, asks_growth, asks_predictions, asks_uploads;
   i64 most_queued, transient;
   Ask ask;
@@ -77,7 +78,7 @@ struct Setup {
 
 // One batch: the passes of its prompts and of each decoded token.  engine.py's `Batch`.
 struct Batch {
-  i64 passes, texts, ahead, wishes, notes;
+  i64 passes, texts, ahead, notes;
   const i64 *rows;         // [passes]
   const i64 *prices;       // [passes, 6 + ahead, 3]: first launch, submission, time on the lane
   const double *device_products, *host_products;  // [rows + 1] an expert's by its rows
@@ -85,7 +86,8 @@ struct Batch {
   const i64 *ids;          // the chosen experts [MoE layers, rows, k] of each pass
   const i64 *ids_at;       // [passes] where each pass begins
   const float *best, *mean;  // [passes, MoE layers, E] over rows; null if not read
-  const i64 *wished, *wished_rows;  // [passes, MoE layers, ahead, wishes] experts, then -1
+  const double *predicted;   // [decoded tokens, ahead, MoE layers, texts, E]; null if not read
+  const double *worth;       // [decoded tokens, ahead, MoE layers, E]: in place of highest scores
   i64 *ends;               // out: [passes] when each token was done
   i64 *used, *used_count;  // out: [passes, MoE layers, most] keys, and how many
   i64 most;
@@ -262,7 +264,7 @@ struct LaterLayer {
 // engine.decisions: `Fetch`, by keys, and `Plan`
 struct Fetch { i64 key, keep = 1, instead_of = -1; };
 struct Plan {
-  Experts device, host, load;
+  Experts device, host, load, again;
   std::vector<Fetch> fetches;
   bool keep = true;
 };

@@ -258,7 +258,8 @@ struct Policies : State {
         const i64 *at = s.talk;
         plan.device.assign(at + 1, at + 1 + at[0]), at += 1 + at[0];
         plan.host.assign(at + 1, at + 1 + at[0]), at += 1 + at[0];
-        plan.fetches = fetches_at(at);
+        plan.fetches = fetches_at(at), at += 1 + 3 * at[0];
+        plan.again.assign(at + 1, at + 1 + at[0]);
         for (auto &fetch : plan.fetches) plan.load.push_back(fetch.key % s.experts);
         return plan;
       }
@@ -405,9 +406,47 @@ struct Policies : State {
 
   // ------------------------------------------------------------ prefetches (systems, engine)
 
-  const i64 *wishes(i64 layer, i64 ahead, bool rows = false) const {
-    i64 row = (pass * moe_layers + s.moe_row[layer]) * b->ahead + ahead;
-    return (rows ? b->wished_rows : b->wished) + row * b->wishes;
+  struct Wish { i64 expert, tokens; double score; };
+
+  // The experts that the rows are predicted to choose in a later layer, best first.
+  //
+  // `systems.hybrimoe.expected`, `systems.dali.most_tokens`: by tokens, then by the highest score.
+  // `systems.smoe.TopScorePrefetch`: those that score a band above the best other one, by score.
+  // `policies.prefetch.ranked`: all, by the highest score.
+  std::vector<Wish> wishes(i64 layer, i64 ahead) const {
+    i64 row = ((pass - 1) * b->ahead + ahead) * moe_layers + s.moe_row[layer];
+    const double *predicted = b->predicted + row * b->texts * s.experts;
+    std::vector<Wish> of(s.experts, Wish{0, 0, -INFINITY});
+    for (i64 e = 0; e < s.experts; e++) of[e].expert = e;
+    Experts order(s.experts);
+    i64 k = s.prefetch == NEXT_GATE ? s.experts : s.top_k;
+    for (i64 t = 0; t < b->texts; t++) {
+      const double *score = predicted + t * s.experts;
+      for (i64 e = 0; e < s.experts; e++) order[e] = e;
+      i64 read = std::min(k + 1, s.experts);
+      std::partial_sort(order.begin(), order.begin() + read, order.end(), [&](i64 x, i64 y) {
+        return score[x] != score[y] ? score[x] > score[y] : x < y;
+      });
+      double least_score = -INFINITY;
+      if (s.prefetch == TOP_SCORES) least_score = k < read ? s.band * score[order[k]] : 0;
+      for (i64 i = 0; i < k && score[order[i]] >= least_score; i++) {
+        of[order[i]].tokens++;
+        if (s.prefetch == TOP_SCORES)
+          of[order[i]].score = std::max(of[order[i]].score, score[order[i]]);
+      }
+      if (s.prefetch != TOP_SCORES)
+        for (i64 e = 0; e < s.experts; e++) of[e].score = std::max(of[e].score, score[e]);
+    }
+    bool by_tokens = s.prefetch == MOST_TOKENS || s.prefetch == IMPACT;
+    if (b->worth)
+      for (i64 e = 0; e < s.experts; e++) of[e].score = b->worth[row * s.experts + e];
+    of.erase(std::remove_if(of.begin(), of.end(), [](const Wish &w) { return !w.tokens; }),
+             of.end());
+    std::sort(of.begin(), of.end(), [&](const Wish &x, const Wish &y) {
+      if (by_tokens && x.tokens != y.tokens) return x.tokens > y.tokens;
+      return x.score != y.score ? x.score > y.score : x.expert < y.expert;
+    });
+    return of;
   }
 
   // `Prefetching.prefetch`
@@ -420,11 +459,11 @@ struct Policies : State {
       for (i64 e = 0; e < s.experts; e++) found.push_back({next * s.experts + e});
     if (!predicted) return found;
     if (s.prefetch == IMPACT) return impact(layer);
-    const i64 *wished = wishes(layer, 0);
-    for (i64 i = 0; i < b->wishes && wished[i] >= 0; i++) {
-      i64 key = next * s.experts + wished[i];
-      if (s.prefetch == ABSENT_WISHES && (held[key] || (i64)found.size() == s.fetches)) continue;
-      found.push_back({key});
+    if (s.next_only && next != layer + 1) return found;
+    for (const Wish &wish : wishes(layer, 0)) {
+      i64 key = next * s.experts + wish.expert;
+      bool full = s.prefetch != TOP_SCORES && (i64)found.size() == s.fetches;
+      if (!full && !(s.prefetch == MOST_TOKENS && held[key])) found.push_back({key});
     }
     return found;
   }
@@ -436,11 +475,10 @@ struct Policies : State {
     i64 next = layer;
     for (i64 a = 0; a < b->ahead && (next = s.next_moe[next]) >= 0; a++) {
       LaterLayer one(next, times);
-      const i64 *experts = wishes(layer, a), *rows = wishes(layer, a, true);
-      for (i64 i = 0; i < b->wishes && experts[i] >= 0; i++) {
-        bool here = held[next * s.experts + experts[i]];
-        (here ? one.cached_rows : one.absent_rows).push_back(rows[i]);
-        if (!here) one.absent.push_back(experts[i]);
+      for (const Wish &wish : wishes(layer, a)) {
+        bool here = held[next * s.experts + wish.expert];
+        (here ? one.cached_rows : one.absent_rows).push_back(wish.tokens);
+        if (!here) one.absent.push_back(wish.expert);
       }
       one.weigh();
       later.push_back(one);

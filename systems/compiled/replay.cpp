@@ -204,6 +204,19 @@ class Replay : public Policies {
     return done;
   }
 
+  // `Transfers.again`: the record is copied once more
+  After again(i64 key) {
+    i64 since = now + s.copy_submit_ns;
+    now += s.copy_submit_ns;
+    start_queued();
+    Span &span = place(LOAD, H2D, key / s.experts, since, s.record_ns, {}, now, s.record_bytes);
+    span.experts = 1;
+    After done{span.end, BY_LOAD};
+    named.push_back({key % s.experts, 0});
+    if (s.blocking_copies) wait(done.end, H2D, BY_LOAD);
+    return done;
+  }
+
   void next_upload(i64 since) {
     Upload first = uploads.front();
     uploads.pop_front();
@@ -578,6 +591,11 @@ class Replay : public Policies {
       After after;
       if (!claim(plan.fetches[loaded], now, false, after)) break;
       arrivals[e] = load(base + e, after).end;
+    }
+
+    for (i64 e : plan.again) {
+      After copied = again(base + e);
+      if (arrivals[e] >= 0) arrivals[e] = copied.end;
     }
 
     // `_compute_on_host`, `_compute_here`, `_compute_shared`

@@ -40,7 +40,7 @@ from moebench.systems.policies.route import ExactRouting
 from moebench.systems.smoe import ExpertCacheRouter, TopScorePrefetch
 
 #: The fields of `engine.Setup` that a policy sets.
-Numbers = Mapping[str, float]
+Numbers = Mapping[str, float | None]
 
 
 def _linked(policy: Any) -> dict[str, float]:
@@ -78,10 +78,10 @@ EVICT: Mapping[type[Policy], tuple[int, Callable[[Any], Numbers]]] = {
 }  # fmt: skip
 PREFETCH: Mapping[type[Policy], tuple[int, Callable[[Any], Numbers]]] = {
     NoPrefetch: (1, lambda p: {}),
-    TopScorePrefetch: (2, lambda p: {"whole_prompt_layers": p.prefill}),
-    NextGate: (2, lambda p: {}),
-    ResidualPrefetch: (3, lambda p: {"fetches": p.experts}),
-    ImpactDriven: (4, lambda p: {"fetches": p.experts, "impact_history": p.history}),
+    TopScorePrefetch: (2, lambda p: {"whole_prompt_layers": p.prefill, "band": p.alpha}),
+    NextGate: (3, lambda p: {"fetches": p.experts}),
+    ResidualPrefetch: (4, lambda p: {"fetches": p.experts}),
+    ImpactDriven: (5, lambda p: {"fetches": p.experts, "impact_history": p.history}),
 }
 
 #: Policies that read each layer's mean scores, and those that read its rows' highest ones.
@@ -125,7 +125,7 @@ def decided(system: System, shape: ModelShape) -> Decided:
     """Return which decisions of a system are compiled."""
     admit = type(system.admit)
     uploads = admit.uploads is not Admission.uploads or admit.pass_ends is not Admission.pass_ends
-    numbers: dict[str, float] = {}
+    numbers: dict[str, float | None] = {}
     found = {}
     for decision, table in (("assign", ASSIGN), ("evict", EVICT), ("prefetch", PREFETCH)):
         policy = system.policies[decision]
@@ -140,6 +140,8 @@ def decided(system: System, shape: ModelShape) -> Decided:
         numbers |= options(policy)
     for name, value in (("fetches", shape.top_k), ("top", 2 * shape.top_k)):
         numbers[name] = numbers.get(name) or value
+    band = numbers.get("band")
+    numbers["band"] = 1 + (system.alpha_in_use if band is None else band)
     route, evict = system.route, system.evict
     exact = type(route) is ExactRouting or (
         type(route) is ExpertCacheRouter and system.alpha_in_use == 0

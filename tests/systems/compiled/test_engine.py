@@ -113,6 +113,22 @@ ALONE = {
     ("prefetch", "expert-map"),
 }  # fmt: skip
 
+
+def test_experts_that_are_copied_again_are_the_same():
+    options = {
+        "assign": "split-by-residence", "assign.min_rows": "1", "assign.chunk": "80",
+        "assign.bandwidth": "1000",
+    }  # fmt: skip
+    case = case_of("moe-ondemand", options, ((200,), (170,)), slots=12)
+    assert equal_where_possible(case)
+    made = case.made_rig()
+    plans = []
+    assign = made.engine.system.assign.assign
+    made.engine.system.assign.assign = lambda *given: plans.append(assign(*given)) or plans[-1]
+    CompiledEngine(made.engine).generate([[0] * 200], 2)
+    assert any(plan.again for plan in plans)
+
+
 TWINS = [
     *[("assign", kind) for kind in ASSIGN], *[("evict", kind) for kind in EVICT],
     *[("prefetch", kind) for kind in PREFETCH],
