@@ -21,6 +21,7 @@ Without host computation the first two are W + d·N and M·c.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heappop, heappush
 
 
@@ -48,6 +49,11 @@ def belady_misses(steps: Sequence[Sequence[int]], capacity: int) -> int:
     that are used again soonest.  The free misses are those that the best initial content of the
     cache would save, so no policy with any initial content loads less.
     """
+    return _misses(tuple(map(tuple, steps)), capacity)
+
+
+@lru_cache(maxsize=64)  # runs of one process often replay the same texts
+def _misses(steps: tuple[tuple[int, ...], ...], capacity: int) -> int:
     never = len(steps)
     following: list[dict[int, int]] = [{} for _ in steps]
     last: dict[int, int] = {}

@@ -422,14 +422,14 @@ class CompiledEngine(Engine):
         self, spans: np.ndarray, ends: np.ndarray, span_of: Callable[[list[int]], Span]
     ) -> None:
         """Give the timeline the ends of tokens, and the spans and events of those that it keeps."""
-        events = self._part("events").tolist()
+        events, passes = self._part("events"), np.arange(len(ends) + 2)
         since_ns = self.timeline.pictured_since(ends.tolist())
+        firsts, first_events = (np.searchsorted(of, passes) for of in (spans[:, 3], events[:, 4]))
 
         def notes_of(step: int) -> list[Note]:
-            found = [event[:-1] for event in events if event[-1] == step]
+            found = events[first_events[step] : first_events[step + 1], :4].tolist()
             return [Note(_NOTES[kind], *where) for kind, *where in found]
 
-        firsts = np.searchsorted(spans[:, 3], np.arange(len(ends) + 1))
         for step, end_ns in enumerate(ends.tolist()):
             self.timeline.begin(_PHASES[step > 0])
             if self.timeline.keeping:
