@@ -50,6 +50,7 @@ from moebench.substrate.memory.capacity import Room
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.traces.law import ENDS, LAW, Law
 from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel, pass_steps
+from moebench.systems.compiled.engine import compiled
 
 #: Tokens of the first batch that an interval is worked out from, the prefill's included.
 TOKENS = 5
@@ -272,7 +273,8 @@ class _Replayer:
         with ExitStack() as stack:
             stage = SimulatedKind().build(request, memory, stack)
         stage.start()
-        done = [stage.engine.generate([[0] * n for n in one[0].rows], len(one)) for one in batches]
+        engine = compiled(stage.engine)
+        done = [engine.generate([[0] * n for n in one[0].rows], len(one)) for one in batches]
         first = [generation.ttft_ns for generation in done if generation.ttft_ns]
         steps = [ns for generation in done for ns in generation.steps_ns]
         found = {"ttft_ms": first, "tpot_ms": steps}
