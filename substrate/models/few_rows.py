@@ -64,20 +64,20 @@ class FewRows:
         out, weights = np.empty_like(x), self._layers[layer].attention
         for row, (cache, at) in enumerate(zip(self._caches, self._positions, strict=True)):
             first = 0 if window is None or layer not in window.layers else window.first(at)
-            kernels.attend(x[row], cache[layer], at, first, cos[row], sin[row], weights, out[row])
+            kernels.attend(x[row], cache[layer], at, first, cos[row], sin[row], out[row], *weights)
         return torch.from_numpy(out)
 
     def scored(self, layer: int, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised state ``[T, H]``, gate logits and scores ``[T, E]``."""
         x, w = x_TH.numpy(), self._layers[layer]
         y, logits, scores = np.empty_like(x), *self._for_scores(len(x))
-        kernels.score(x, w.norm, w.gate, y, logits, scores)
+        kernels.score(x, y, logits, scores, *w.norm, *w.gate)
         return torch.from_numpy(y), torch.from_numpy(logits), torch.from_numpy(scores)
 
     def gated(self, layer: int, y_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Return a gate's logits and scores ``[T, E]`` for a normalised state."""
         logits, scores = self._for_scores(len(y_TH))
-        kernels.score_normed(y_TH.numpy(), self._layers[layer].gate, logits, scores)
+        kernels.score_normed(y_TH.numpy(), logits, scores, *self._layers[layer].gate)
         return torch.from_numpy(logits), torch.from_numpy(scores)
 
     def _for_scores(self, rows: int) -> tuple[Array, Array]:
@@ -158,7 +158,7 @@ class _Layer:
 
     def __init__(self, shape: ModelShape, layer: FusedLayer, number: int) -> None:
         own = layer.attention
-        self.attention = AttentionWeights(
+        attention = AttentionWeights(
             norm=_of_norm(layer.attention_norm),
             qkv=_transposed(own.qkv),
             qkv_bias=_vector(own.qkv_bias),
@@ -170,6 +170,7 @@ class _Layer:
             clip=float(shape.clip_qkv or 0.0),
             scale=shape.head_dim**-0.5,
         )
+        self.attention = kernels.flat(attention)
         self.norm = _of_norm(layer.mlp_norm)
         if number in shape.dense_layers:
             self.dense = _transposed(layer.dense[0]), _transposed(layer.dense[1])
