@@ -15,27 +15,33 @@ from torch import Tensor
 from moebench.substrate.errors import IntegrityError
 from moebench.substrate.models.device import Device
 from moebench.substrate.models.fused import grouped_swiglu
-from moebench.substrate.terms import Ids
+from moebench.substrate.models.rows import Values
 
 #: Returns an expert's output ``[n, H]`` for its input rows ``[n, H]``.
 Compute = Callable[[int, Tensor], Tensor]
 
 
-def places_of(ids_TK: Ids) -> dict[int, list[int]]:
-    """Return the flat (row, rank) indices that each active expert fills, by ascending expert."""
-    places: dict[int, list[int]] = {}
-    for place, expert in enumerate(ids_TK.ravel().tolist()):
-        places.setdefault(expert, []).append(place)
+def places_of(ids: Sequence[int]) -> dict[int, list[int]]:
+    """Return the places that each active expert fills, by ascending expert.
+
+    Args:
+        ids: the expert of each place, or -1.
+    """
+    places: dict[int, list[int]] = {expert: [] for expert in sorted({*ids})}
+    for place, expert in enumerate(ids):
+        places[expert].append(place)
     places.pop(-1, None)
-    return dict(sorted(places.items()))
+    return places
 
 
 def _read(
-    state: Tensor, rows: list[int] | Tensor, places: list[int] | Tensor, weights: Tensor | None
+    state: Values, rows: list[int] | Tensor, places: list[int] | Tensor, weights: Values | None
 ) -> Tensor:
     """Return the expert inputs ``[n, H]`` of some places, multiplied by input weights if any."""
-    read = state[rows]
-    return read if weights is None else read * weights.view(-1, 1)[places].to(read.dtype)
+    read = torch.as_tensor(state)[rows]
+    if weights is None:
+        return read
+    return read * torch.as_tensor(weights).view(-1, 1)[places].to(read.dtype)
 
 
 @dataclass(slots=True)
@@ -58,14 +64,14 @@ class Block:
 
     layer: int
     device: Device
-    state: Tensor
-    on_host: Tensor | None
-    weights: Tensor
+    state: Values
+    on_host: Values | None
+    weights: Values
     ids: list[int]
     places: dict[int, list[int]]
-    outputs: Tensor
+    outputs: Values
     together: bool
-    input_weights: Tensor | None = None
+    input_weights: Values | None = None
     done: set[int] = field(default_factory=set)
     deferred: frozenset[int] = frozenset()
 
@@ -111,7 +117,7 @@ class Block:
             self.outputs[self.device.index(self.places[expert])] = self.device.put(out)
         self.done.update(outputs)
 
-    def weights_now(self) -> Tensor:
+    def weights_now(self) -> Values:
         """Return the weights ``[T, K]`` of this layer's sum, 0 for deferred experts.
 
         Raises IntegrityError: an expert of the sum was never computed.
@@ -119,7 +125,7 @@ class Block:
         self._check(self.places.keys() - self.deferred)
         if not self.deferred:
             return self.weights
-        return self.weights.masked_fill(self.filled_by(self.deferred), 0)
+        return torch.as_tensor(self.weights).masked_fill(self.filled_by(self.deferred), 0)
 
     def late_sum(self) -> Tensor:
         """Return the weighted sum ``[T, H]`` of the deferred experts' outputs.
@@ -127,8 +133,8 @@ class Block:
         Raises IntegrityError: a deferred expert was never computed.
         """
         self._check(self.deferred)
-        outputs_TKH = self.outputs.view(*self.weights.shape, -1)
-        late = self.weights * self.filled_by(self.deferred)
+        outputs_TKH = torch.as_tensor(self.outputs).view(*self.weights.shape, -1)
+        late = torch.as_tensor(self.weights) * self.filled_by(self.deferred)
         return torch.bmm(late.to(outputs_TKH.dtype)[:, None], outputs_TKH).squeeze(1)
 
     def filled_by(self, experts: Collection[int]) -> Tensor:
@@ -152,12 +158,12 @@ class RoutedAhead(NamedTuple):
         input_weights: as in `Block`, in host memory.
     """
 
-    on_host: Tensor | None
-    logits: Tensor
-    scores: Tensor
+    on_host: Values | None
+    logits: Values
+    scores: Values
     places: dict[int, list[int]]
     outputs: dict[int, Tensor]
-    input_weights: Tensor | None = None
+    input_weights: Values | None = None
 
     def compute(self, experts: Collection[int], top_k: int, compute: Compute) -> None:
         """Compute some experts on the host, before the layer is dispatched."""

@@ -5,6 +5,7 @@ Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E expert
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from moebench.substrate.models.fused import FusedLayer, expert_function
 from moebench.substrate.models.layers import Norm
 from moebench.substrate.models.protocol import Experts
 from moebench.substrate.models.rotary import Rotations
-from moebench.substrate.models.rows import ManyRows, Rows, Stacks
+from moebench.substrate.models.rows import ManyRows, Rows, Stacks, Values
 from moebench.substrate.models.sampling import Sampling, hash_of
 from moebench.substrate.models.shape import ROPE_TYPES, ModelShape
 from moebench.substrate.models.states import Foreseen, Prefilled
@@ -65,7 +66,7 @@ class Decoder:
         #: How batches that begin from now on draw their tokens; None takes the likeliest.
         self.sampling: Sampling | None = None
         self._ahead: Foreseen | None = None
-        self._read_state: Tensor | None = None
+        self._read_state: Values | None = None
         self._embedding = common["embed"]
         self._head_weight = self._embedding if shape.tied_head else common["head"]
         self._head_bias = common.get("head.bias")
@@ -76,7 +77,7 @@ class Decoder:
         for layer in shape.moe_layers:
             if (stacks := experts.all_of(layer)) is not None:
                 self._stacks[layer] = stacks
-        self._many = self.many_rows(shape, self._layers, self._stacks)
+        self._many = self.many_rows(shape, self._layers, self._stacks, device)
 
     @cached_property
     def _few(self) -> Rows | None:
@@ -139,7 +140,7 @@ class Decoder:
         few = phase == "decode" and len(ids) * self.shape.top_k <= GATHERED_PLACES
         self._rows: Rows = (self._few if few else None) or self._many
         self._rows.embed(self._caches, self._starts, self._cached, turns)
-        self._x = self._embedding[self._device.index(ids)]
+        self._x: Values = self._embedding[self._device.index(ids)]
         return len(ids)
 
     def attend(self, layer: int) -> None:
@@ -159,7 +160,7 @@ class Decoder:
         own = ahead.scored if ahead else self._rows.scored(layer, self._x)
         self._y, self._logits, self._scores = own
         self._ahead, self._block = None, None
-        self._shared_out: Tensor | None = None
+        self._shared_out: Values | None = None
         if layer in self._routed_ahead:
             _, self._logits, self._scores, *_ = self._routed_ahead[layer]
         _, logits, scores = own
@@ -168,44 +169,38 @@ class Decoder:
         # The control thread waits for the device only here in each layer.
         scores, ids, *read = self._device.read(scores, ids, *state)
         self._read_state = read[0] if read else None
-        return Gate(scores.numpy(), ids.numpy())
+        return Gate(np.asarray(scores), np.asarray(ids))
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert, fix the experts' weights, and return each expert's row count."""
-        ids = weigh_as = self._device.put(torch.from_numpy(ids_TK))
+        ids = weigh_as = self._rows.put(ids_TK)
+        chosen = weighed = ids_TK.ravel().tolist()
         if weigh_as_TK is not ids_TK:
-            weigh_as = self._device.put(torch.from_numpy(weigh_as_TK))
-        fewer = bool((weigh_as_TK < 0).any())
+            weigh_as, weighed = self._rows.put(weigh_as_TK), weigh_as_TK.ravel().tolist()
+        fewer = min(weighed, default=0) < 0
         weights = self._rows.gate_weights(self._logits, self._scores, weigh_as, fewer)
-        if fewer or (ids_TK is not weigh_as_TK and (ids_TK < 0).any()):
-            ids, weights = ids.clamp(min=0), weights.masked_fill(ids < 0, 0)
-        places, read_as = places_of(ids_TK), None
+        if fewer or (chosen is not weighed and min(chosen) < 0):
+            ids = torch.as_tensor(ids)
+            ids, weights = ids.clamp(min=0), torch.as_tensor(weights).masked_fill(ids < 0, 0)
+        places, read_as = places_of(chosen), None
         if self.shape.weighs_input:
-            read_as, weights = weights, (weights != 0).to(weights.dtype)
-        outputs = self._gathered(layer, ids, read_as)
-        together = outputs is not None
-        if outputs is None:
-            outputs = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
+            read_as, weights = weights, (torch.as_tensor(weights) != 0).float()
+        # One product changes no measured time: the machine still times every expert for which
+        # `compute` is called, and only those enter the sum.
+        together = len(chosen) <= GATHERED_PLACES and layer in self._stacks
+        if together:
+            outputs = self._rows.outputs(layer, self._y, ids, read_as)
+        else:
+            outputs = torch.as_tensor(self._y).new_zeros(len(chosen), self.shape.hidden_size)
         self._block = self._blocks[layer] = Block(
-            layer, self._device, self._y, self._read_state, weights, ids_TK.ravel().tolist(),
-            places, outputs, together, read_as,
+            layer, self._device, self._y, self._read_state, weights, chosen, places, outputs,
+            together, read_as,
         )  # fmt: skip
         return {expert: len(filled) for expert, filled in places.items()}
 
     def weigh(self, layer: int, weights_TK: np.ndarray) -> None:
         """Replace the weights of the experts of the layer that was dispatched last."""
-        block = self._blocks[layer]
-        block.weights = self._device.put(torch.from_numpy(weights_TK)).to(block.weights.dtype)
-
-    def _gathered(self, layer: int, ids_TK: Tensor, read_as_TK: Tensor | None) -> Tensor | None:
-        """Return the outputs of all (row, rank) places ``[T·K, H]`` from one product, if cheaper.
-
-        This changes no measured time: the machine still times every expert for which `compute` is
-        called, and only those enter the sum.
-        """
-        if ids_TK.numel() > GATHERED_PLACES or layer not in self._stacks:
-            return None
-        return self._rows.outputs(layer, self._y, ids_TK, read_as_TK)
+        self._blocks[layer].weights = self._device.put(torch.from_numpy(weights_TK)).float()
 
     def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         """Compute the SwiGLU of experts on the rows that chose them."""
@@ -252,9 +247,9 @@ class Decoder:
         carried, self._carried = self._carried, block if block.deferred else None
         if carried is not None:
             del self._blocks[carried.layer]
-            self._x = self._x + carried.late_sum()
+            self._x = torch.as_tensor(self._x) + carried.late_sum()
 
-    def _mixed(self, block: Block, weights_TK: Tensor) -> Tensor:
+    def _mixed(self, block: Block, weights_TK: Values) -> Values:
         """Return the residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
         return self._rows.mixed(self._x, self._shared_out, weights_TK, block.outputs)
 
@@ -282,7 +277,7 @@ class Decoder:
             weights, complete = block.weights, len(done) == len(block.places)
             exact = complete and not block.deferred and self._carried is None
             if not complete:  # The prediction leaves out experts that are not computed yet.
-                weights = weights * block.filled_by(done)
+                weights = torch.as_tensor(weights) * block.filled_by(done)
             mixed = self._mixed(block, weights)
         attended = self._rows.attended(layer + 1, mixed)
         scored = self._rows.scored(layer + 1, attended)
@@ -291,14 +286,13 @@ class Decoder:
         self._ahead = Foreseen(mixed, attended, scored) if exact else None
         return self._numpy(scored[2])
 
-    def _numpy(self, values: Tensor) -> np.ndarray:
-        array: np.ndarray = self._device.read(values)[0].numpy()
-        return array
+    def _numpy(self, values: Values) -> np.ndarray:
+        return np.asarray(self._device.read(values)[0])
 
     def _unattended(self, later: int, lookahead: Lookahead) -> Tensor:
         """Return a later layer's gate input under the assumption of identity attention."""
         x = self._y if self._shared_out is None else self._y + self._shared_out
-        x = x + self._x if lookahead is Lookahead.SHARED_RESIDUAL else x
+        x = torch.as_tensor(x + self._x if lookahead is Lookahead.SHARED_RESIDUAL else x)
         return x + self._layers[later].attention_norm(x)
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
@@ -306,11 +300,11 @@ class Decoder:
         logits, scores = self._rows.gated(layer, self._y)
         read_as = None
         if self.shape.weighs_input:  # These weights are provisional: `dispatch` may set others.
-            ids = self._device.put(torch.from_numpy(ids_TK))
+            ids = self._rows.put(ids_TK)
             read_as = self._rows.gate_weights(logits, scores, ids, True)
             (read_as,) = self._device.read(read_as)
         self._routed_ahead[layer] = RoutedAhead(
-            self._read_state, logits, scores, places_of(ids_TK), {}, read_as
+            self._read_state, logits, scores, places_of(ids_TK.ravel().tolist()), {}, read_as
         )
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
@@ -321,8 +315,9 @@ class Decoder:
 
     def hidden(self, layer: int) -> np.ndarray:
         """Return the normalised state ``[T, H]``, which also routes a later layer ahead."""
-        state = self._read_state
-        return self._numpy(self._y.float()) if state is None else state.float().numpy()
+        if self._read_state is None:
+            return self._numpy(torch.as_tensor(self._y).float())
+        return torch.as_tensor(self._read_state).float().numpy()
 
     def token_norms(self, layer: int) -> np.ndarray:
         """Return the Euclidean norm of each row of `hidden` ``[T]``."""
@@ -344,8 +339,10 @@ class Decoder:
 
     def head(self) -> list[int]:
         """Append and return each sequence's next token: forced, drawn, or the likeliest."""
-        last = self._device.put(torch.from_numpy(np.cumsum(self._new) - 1))
-        return self._choose(self._head(self._x[last]))
+        x = torch.as_tensor(self._x)
+        if len(x) > len(self._new):
+            x = x[self._device.index([end - 1 for end in accumulate(self._new)])]
+        return self._choose(self._head(x))
 
     def _choose(self, logits_BV: Tensor) -> list[int]:
         step = len(self.history)
@@ -363,7 +360,7 @@ class Decoder:
 
     def pass_logits(self) -> list[Tensor]:
         """Return each sequence's logits ``[rows, V]`` at all positions of the last pass."""
-        return list(torch.split(self._head(self._x), self._new))
+        return list(torch.split(self._head(torch.as_tensor(self._x)), self._new))
 
     def _head(self, x: Tensor) -> Tensor:
         return F.linear(self._final_norm(x), self._head_weight, self._head_bias).float()

@@ -18,7 +18,7 @@ from moebench.substrate.models.fused import FusedLayer
 from moebench.substrate.models.kernels import AttentionWeights, GateWeights, NormWeights
 from moebench.substrate.models.layers import Norm, gate_weights, own_choice
 from moebench.substrate.models.rotary import Turn
-from moebench.substrate.models.rows import Stacks
+from moebench.substrate.models.rows import Stacks, Values
 from moebench.substrate.models.shape import GateKind, ModelShape
 
 Array = np.ndarray
@@ -34,7 +34,8 @@ _NO_VECTOR, _NO_MATRIX = np.empty(0, np.float32), np.empty((0, 0), np.float32)
 class FewRows:
     """Computes the layers of a small model for one new row of each sequence (`rows.Rows`).
 
-    The weights are in fp32 on the CPU.
+    The weights are in fp32 on the CPU.  Values are arrays: to change an array to a tensor, or back,
+    takes as long as the sums of some kernels.
     """
 
     def __init__(
@@ -58,84 +59,85 @@ class FewRows:
                 arrays[id(cos)] = _array(cos), _array(sin)
         self._turns = [arrays[id(cos)] for cos, _ in turns]
 
-    def attended(self, layer: int, x_TH: Tensor) -> Tensor:
+    def put(self, values: Array) -> Array:
+        """Return the array, whose values follow each other in memory, as kernels need."""
+        return np.ascontiguousarray(values)
+
+    def attended(self, layer: int, x_TH: Values) -> Array:
         """Return the residual plus attention, and write the new positions to the KV cache."""
-        x, (cos, sin), window = x_TH.numpy(), self._turns[layer], self._shape.window
+        x, (cos, sin), window = np.asarray(x_TH), self._turns[layer], self._shape.window
         out, weights = np.empty_like(x), self._layers[layer].attention
         for row, (cache, at) in enumerate(zip(self._caches, self._positions, strict=True)):
             first = 0 if window is None or layer not in window.layers else window.first(at)
-            kernels.attend(x[row], cache[layer], at, first, cos[row], sin[row], weights, out[row])
-        return torch.from_numpy(out)
+            kernels.attend(x[row], cache[layer], at, first, cos[row], sin[row], out[row], *weights)
+        return out
 
-    def scored(self, layer: int, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def scored(self, layer: int, x_TH: Values) -> tuple[Array, Array, Array]:
         """Return the normalised state ``[T, H]``, gate logits and scores ``[T, E]``."""
-        x, w = x_TH.numpy(), self._layers[layer]
+        x, w = np.asarray(x_TH), self._layers[layer]
         y, logits, scores = np.empty_like(x), *self._for_scores(len(x))
-        kernels.score(x, w.norm, w.gate, y, logits, scores)
-        return torch.from_numpy(y), torch.from_numpy(logits), torch.from_numpy(scores)
+        kernels.score(x, y, logits, scores, *w.norm, *w.gate)
+        return y, logits, scores
 
-    def gated(self, layer: int, y_TH: Tensor) -> tuple[Tensor, Tensor]:
+    def gated(self, layer: int, y_TH: Array) -> tuple[Array, Array]:
         """Return a gate's logits and scores ``[T, E]`` for a normalised state."""
         logits, scores = self._for_scores(len(y_TH))
-        kernels.score_normed(y_TH.numpy(), self._layers[layer].gate, logits, scores)
-        return torch.from_numpy(logits), torch.from_numpy(scores)
+        kernels.score_normed(y_TH, logits, scores, *self._layers[layer].gate)
+        return logits, scores
 
     def _for_scores(self, rows: int) -> tuple[Array, Array]:
         both = np.empty((2, rows, self._shape.num_experts), np.float32)
         return both[0], both[1]
 
-    def own_choice(self, logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
+    def own_choice(self, logits_TE: Array, scores_TE: Array) -> Array:
         """Return the model's own experts ``[T, K]``, best first."""
         if self._shape.gate not in _BY_SOFTMAX or self._shape.gate_groups is not None:
-            return own_choice(self._shape, logits_TE, scores_TE)
+            logits, scores = map(torch.as_tensor, (logits_TE, scores_TE))
+            return np.asarray(own_choice(self._shape, logits, scores))
         ids = np.empty((len(scores_TE), self._shape.top_k), np.int64)
-        kernels.choose(scores_TE.numpy(), ids)
-        return torch.from_numpy(ids)
+        kernels.choose(scores_TE, ids)
+        return ids
 
-    def gate_weights(
-        self, logits_TE: Tensor, scores_TE: Tensor, ids_TK: Tensor, fewer: bool
-    ) -> Tensor:
+    def gate_weights(self, logits_TE: Array, scores_TE: Array, ids_TK: Array, fewer: bool) -> Array:
         """Return the weights of chosen experts ``[T, K]``."""
         if fewer or self._shape.gate not in _BY_SOFTMAX:
-            return gate_weights(self._shape, logits_TE, scores_TE, ids_TK, fewer)
+            logits, scores, ids = map(torch.as_tensor, (logits_TE, scores_TE, ids_TK))
+            return np.asarray(gate_weights(self._shape, logits, scores, ids, fewer))
         out = np.empty(ids_TK.shape, np.float32)
         renormalises = self._shape.gate is GateKind.SOFTMAX_TOPK_RENORM
         scale = self._shape.routed_scaling_factor
-        kernels.weigh(scores_TE.numpy(), _array(ids_TK), renormalises, scale, out)
-        return torch.from_numpy(out)
+        kernels.weigh(scores_TE, ids_TK, renormalises, scale, out)
+        return out
 
-    def outputs(
-        self, layer: int, y_TH: Tensor, ids_TK: Tensor, read_as_TK: Tensor | None
-    ) -> Tensor:
+    def outputs(self, layer: int, y_TH: Array, ids_TK: Values, read_as_TK: Values | None) -> Array:
         """Return the outputs of all rows' chosen experts ``[T·K, H]``."""
+        ids = np.asarray(ids_TK)
+        y, out = y_TH, np.empty((ids.size, y_TH.shape[1]), np.float32)
         if read_as_TK is not None:
-            y_TH = (y_TH[:, None] * read_as_TK[..., None]).flatten(0, 1)
-        y, out = y_TH.numpy(), np.empty((ids_TK.numel(), y_TH.shape[1]), np.float32)
-        kernels.compute(y, _array(ids_TK), *self._experts[layer], out)
-        return torch.from_numpy(out)
+            y = (y[:, None] * np.asarray(read_as_TK)[..., None]).reshape(out.shape)
+        kernels.compute(y, ids, *self._experts[layer], out)
+        return out
 
-    def shared(self, layer: int, y_TH: Tensor) -> Tensor:
+    def shared(self, layer: int, y_TH: Array) -> Array:
         """Return the shared experts' output ``[T, H]``."""
-        y = y_TH.numpy()
-        out = np.empty_like(y)
-        kernels.feed_forward(y, *self._layers[layer].shared, out)
-        return torch.from_numpy(out)
+        out = np.empty_like(y_TH)
+        kernels.feed_forward(y_TH, *self._layers[layer].shared, out)
+        return out
 
     def mixed(
-        self, x_TH: Tensor, shared_TH: Tensor | None, weights_TK: Tensor, outputs: Tensor
-    ) -> Tensor:
+        self, x_TH: Array, shared_TH: Array | None, weights_TK: Values, outputs: Values
+    ) -> Array:
         """Return the residual plus shared experts plus the weighted sum of outputs ``[T, H]``."""
-        x = x_TH.numpy()
-        out, shared = np.empty_like(x), _NO_MATRIX if shared_TH is None else shared_TH.numpy()
-        kernels.mix(x, shared, _array(weights_TK.float()), outputs.numpy(), out)
-        return torch.from_numpy(out)
+        out, shared = np.empty_like(x_TH), _NO_MATRIX if shared_TH is None else shared_TH
+        weights = np.ascontiguousarray(weights_TK, np.float32)
+        kernels.mix(x_TH, shared, weights, np.asarray(outputs), out)
+        return out
 
-    def dense(self, layer: int, x_TH: Tensor) -> Tensor:
+    def dense(self, layer: int, x_TH: Array) -> Array:
         """Return the residual plus the output of a dense layer's SwiGLU block."""
-        x, w = x_TH.numpy(), self._layers[layer]
-        out = np.empty_like(x)
-        kernels.dense(x, w.norm, *w.dense, out)
-        return torch.from_numpy(out)
+        out, w = np.empty_like(x_TH), self._layers[layer]
+        kernels.dense(x_TH, w.norm, *w.dense, out)
+        return out
 
 
 def computes(shape: ModelShape, like: Tensor) -> bool:
@@ -158,7 +160,7 @@ class _Layer:
 
     def __init__(self, shape: ModelShape, layer: FusedLayer, number: int) -> None:
         own = layer.attention
-        self.attention = AttentionWeights(
+        attention = AttentionWeights(
             norm=_of_norm(layer.attention_norm),
             qkv=_transposed(own.qkv),
             qkv_bias=_vector(own.qkv_bias),
@@ -170,6 +172,7 @@ class _Layer:
             clip=float(shape.clip_qkv or 0.0),
             scale=shape.head_dim**-0.5,
         )
+        self.attention = kernels.flat(attention)
         self.norm = _of_norm(layer.mlp_norm)
         if number in shape.dense_layers:
             self.dense = _transposed(layer.dense[0]), _transposed(layer.dense[1])

@@ -10,7 +10,7 @@ Shape letters: T rows, H hidden, E experts, K chosen experts a row, D head width
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -61,6 +61,13 @@ class GateWeights(NamedTuple):
     bias: Array
     correction: Array
     sigmoid: bool
+
+
+def flat(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values of a tuple and of tuples in it: a kernel is called faster with these."""
+    return tuple(
+        one for value in values for one in (flat(value) if isinstance(value, tuple) else (value,))
+    )
 
 
 def _compiled(function: _Function) -> _Function:
@@ -150,9 +157,8 @@ def _swiglu(both: Array, down: Array, out: Array) -> None:
 
 @_compiled
 def attend(
-    x: Array, cache: Array, at: int, first: int, cos: Array, sin: Array, w: AttentionWeights,
-    out: Array,
-) -> None:  # fmt: skip
+    x: Array, cache: Array, at: int, first: int, cos: Array, sin: Array, out: Array, *weights: Any
+) -> None:
     """Write a row's residual plus attention to ``out``, and its entry to the KV cache.
 
     Args:
@@ -160,7 +166,13 @@ def attend(
         cache: of this layer, ``[P, 2 · kv heads, D]``.
         at, first: positions of the row, and the first that it sees.
         cos, sin: of queries, keys and values, ``[heads + 2 · kv heads, D]`` (`rotary.rotate`).
+        weights: the `flat` values of `AttentionWeights`.
     """
+    norm, q_norm, k_norm = weights[:4], weights[6:10], weights[10:14]
+    w = AttentionWeights(
+        NormWeights(*norm), weights[4], weights[5], NormWeights(*q_norm), NormWeights(*k_norm),
+        *weights[14:],
+    )  # fmt: skip
     heads = len(cos) - 2 * w.kv_heads
     turned = np.empty_like(cos)
     _project(x, cos, sin, w, turned)
@@ -215,24 +227,33 @@ def _attend(queries: Array, past: Array, kv_heads: int, scale: np.float32, out: 
         for p in range(len(past)):
             shares[p] = _dot(query, past[p, key]) * scale
         _softmax(shares)
+        found = out[h * d : (h + 1) * d]
         for p in range(len(past)):
+            share, values = shares[p], past[p, kv_heads + key]
             for i in range(d):
-                out[h * d + i] += shares[p] * past[p, kv_heads + key, i]
+                found[i] += share * values[i]
 
 
 @_compiled
-def score(
-    x: Array, norm: NormWeights, gate: GateWeights, y: Array, logits: Array, scores: Array
-) -> None:
-    """Write the normalised states ``[T, H]`` of rows, their gate logits and scores ``[T, E]``."""
+def score(x: Array, y: Array, logits: Array, scores: Array, *weights: Any) -> None:
+    """Write the normalised states ``[T, H]`` of rows, their gate logits and scores ``[T, E]``.
+
+    Args:
+        weights: the values of `NormWeights`, then of `GateWeights`.
+    """
     for t in range(len(x)):
-        _norm(x[t], norm, y[t])
-    score_normed(y, gate, logits, scores)
+        _norm(x[t], NormWeights(*weights[:4]), y[t])
+    score_normed(y, logits, scores, *weights[4:])
 
 
 @_compiled
-def score_normed(y: Array, gate: GateWeights, logits: Array, scores: Array) -> None:
-    """Write gate logits and scores ``[T, E]`` of normalised states (`layers.gate_scores`)."""
+def score_normed(y: Array, logits: Array, scores: Array, *weights: Any) -> None:
+    """Write gate logits and scores ``[T, E]`` of normalised states (`layers.gate_scores`).
+
+    Args:
+        weights: the values of `GateWeights`.
+    """
+    gate = GateWeights(*weights)
     for t in range(len(y)):
         _product(y[t], gate.router, gate.bias, logits[t])
         scores[t] = logits[t]

@@ -130,7 +130,10 @@ class Rotations:
             self._original = scaling.original_max_positions
             longer = rope_tables(shape, positions, long=True)
             tables = (torch.cat((tables[0], longer[0])), torch.cat((tables[1], longer[1])))
-        self._cos, self._sin = (device.put(table.to(dtype)) for table in tables)
+        #: Cosines and sines ``[2, positions, D]``; those of values, which are rotated by zero, so
+        #: that one cache write stores keys and values.
+        self._tables = device.put(torch.stack(tables).to(dtype))
+        self._still = device.put(torch.tensor([1, 0], dtype=dtype)).view(2, 1, 1, 1)
 
     def turns(self, starts: Sequence[int], ends: Sequence[int]) -> list[Turn]:
         """Return the next pass's cosines and sines by layer, for rows from starts to ends."""
@@ -139,15 +142,13 @@ class Rotations:
             longer = self._original is not None and end > self._original
             begin = self._longest if longer else 0
             rows += range(begin + start, begin + end)
-        width = self._cos.shape[-1]
         kv_heads = 1 if shape.latent is not None else shape.num_kv_heads
-        turned = (len(rows), shape.num_heads + kv_heads, width)
-        at = self._device.index(rows)
-        cos, sin = (table[at, None].expand(turned) for table in (self._cos, self._sin))
+        both = self._tables[:, self._device.index(rows), None]
+        both = both.expand(-1, -1, shape.num_heads + kv_heads, -1)
         if shape.latent is None:
-            # Values are rotated by zero, so that one cache write stores keys and values.
-            still = cos.new_ones(len(rows), kv_heads, width)
-            cos, sin = torch.cat((cos, still), dim=1), torch.cat((sin, still * 0), dim=1)
+            still = self._still.expand(-1, len(rows), kv_heads, both.shape[-1])
+            both = torch.cat((both, still), dim=2)
+        cos, sin = both.unbind()
         turns = [(cos, sin)] * shape.num_layers
         if shape.nope_layers:
             unrotated = self._unrotated(rows, cos)

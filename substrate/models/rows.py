@@ -6,13 +6,15 @@ Shape letters: T rows (all tokens of this pass), H hidden, E experts, K chosen e
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention
+from moebench.substrate.models.device import Device
 from moebench.substrate.models.fused import FusedLayer, fused_swiglu
 from moebench.substrate.models.layers import gate_weights, own_choice
 from moebench.substrate.models.rotary import Turn
@@ -20,6 +22,9 @@ from moebench.substrate.models.shape import ModelShape
 
 #: All experts' matrices of a layer, transposed: ``[E, H, 2·I]`` and ``[E, I, H]``.
 Stacks = tuple[Tensor, Tensor]
+
+#: What an implementation of `Rows` computes with and returns: tensors, or arrays.
+Values = Any
 
 
 class Rows(Protocol):
@@ -37,45 +42,48 @@ class Rows(Protocol):
             turns: cosines and sines of each layer.
         """
 
-    def attended(self, layer: int, x_TH: Tensor) -> Tensor:
+    def put(self, values: np.ndarray) -> Values:
+        """Return an array, such as experts' ids, as the other methods take it."""
+
+    def attended(self, layer: int, x_TH: Values) -> Values:
         """Return the residual plus attention, and write the new positions to the KV cache."""
 
-    def scored(self, layer: int, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def scored(self, layer: int, x_TH: Values) -> tuple[Values, Values, Values]:
         """Return the normalised state ``[T, H]``, gate logits and scores ``[T, E]``."""
 
-    def gated(self, layer: int, y_TH: Tensor) -> tuple[Tensor, Tensor]:
+    def gated(self, layer: int, y_TH: Values) -> tuple[Values, Values]:
         """Return a gate's logits and scores ``[T, E]`` for a normalised state."""
 
-    def own_choice(self, logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
+    def own_choice(self, logits_TE: Values, scores_TE: Values) -> Values:
         """Return the model's own experts ``[T, K]``, best first (`layers.own_choice`)."""
 
     def gate_weights(
-        self, logits_TE: Tensor, scores_TE: Tensor, ids_TK: Tensor, fewer: bool
-    ) -> Tensor:
+        self, logits_TE: Values, scores_TE: Values, ids_TK: Values, fewer: bool
+    ) -> Values:
         """Return the weights of chosen experts ``[T, K]`` (`layers.gate_weights`)."""
 
     def outputs(
-        self, layer: int, y_TH: Tensor, ids_TK: Tensor, read_as_TK: Tensor | None
-    ) -> Tensor:
+        self, layer: int, y_TH: Values, ids_TK: Values, read_as_TK: Values | None
+    ) -> Values:
         """Return the outputs of all rows' chosen experts ``[T·K, H]``, where these are stacked.
 
         Args:
             read_as_TK: factors of the experts' inputs, if the model has them.
         """
 
-    def shared(self, layer: int, y_TH: Tensor) -> Tensor:
+    def shared(self, layer: int, y_TH: Values) -> Values:
         """Return the shared experts' output ``[T, H]``."""
 
     def mixed(
-        self, x_TH: Tensor, shared_TH: Tensor | None, weights_TK: Tensor, outputs: Tensor
-    ) -> Tensor:
+        self, x_TH: Values, shared_TH: Values | None, weights_TK: Values, outputs: Values
+    ) -> Values:
         """Return the residual plus shared experts plus the weighted sum of outputs ``[T, H]``.
 
         Args:
             outputs: of each row's experts, ``[T·K, H]``.
         """
 
-    def dense(self, layer: int, x_TH: Tensor) -> Tensor:
+    def dense(self, layer: int, x_TH: Values) -> Values:
         """Return the residual plus the output of a dense layer's SwiGLU block."""
 
 
@@ -87,9 +95,11 @@ class ManyRows:
     """
 
     def __init__(
-        self, shape: ModelShape, layers: Sequence[FusedLayer], experts: Mapping[int, Stacks]
-    ) -> None:
+        self, shape: ModelShape, layers: Sequence[FusedLayer], experts: Mapping[int, Stacks],
+        device: Device,
+    ) -> None:  # fmt: skip
         self._shape, self._layers, self._experts = shape, layers, experts
+        self._device = device
 
     def embed(
         self, caches: Sequence[Tensor], starts: Sequence[int], ends: Sequence[int],
@@ -102,6 +112,10 @@ class ManyRows:
             CacheWindow(self._shape, cache, start, end)
             for cache, start, end in zip(caches, starts, ends, strict=True)
         ]
+
+    def put(self, values: np.ndarray) -> Tensor:
+        """Return an array as a tensor on the device."""
+        return self._device.put(torch.from_numpy(values))
 
     def attended(self, layer: int, x_TH: Tensor) -> Tensor:
         """Return the residual plus attention, and write the new positions to the KV cache."""

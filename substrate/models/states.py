@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from moebench.substrate.models.rows import Values
+
 
 class Foreseen(NamedTuple):
     """An exact prediction of the next layer's attention and gate, made with all experts done.
@@ -12,9 +14,9 @@ class Foreseen(NamedTuple):
     charges both.
     """
 
-    mixed: Tensor
-    attended: Tensor
-    scored: tuple[Tensor, Tensor, Tensor]
+    mixed: Values
+    attended: Values
+    scored: tuple[Values, Values, Values]
 
 
 class Prefilled(NamedTuple):

@@ -152,7 +152,7 @@ def test_attention_reads_the_positions_that_a_row_sees(
 
     out = np.empty(hidden, np.float32)
     before = cache.copy()
-    way(kernels.attend)(x, cache, at, first, cos, sin, w, out)
+    way(kernels.attend)(x, cache, at, first, cos, sin, out, *kernels.flat(w))
     np.testing.assert_allclose(out, x + np.concatenate(found) @ w.out + w.out_bias, atol=2e-4)
     near(cache[at], turned[heads:])
     others = [p for p in range(8) if p != at]
@@ -170,7 +170,7 @@ def test_scores_are_a_softmax_or_corrected_sigmoids(
     x, of = drawn(3, 4), norm(drawn(4, seed=1))
     gate = kernels.GateWeights(drawn(4, 5), bias, correction, sigmoid)
     y, logits, scores = drawn(3, 4), drawn(3, 5), drawn(3, 5)
-    way(kernels.score)(x, of, gate, y, logits, scores)
+    way(kernels.score)(x, y, logits, scores, *of, *gate)
     near(y, normed(x, of))
     truth = normed(x, of) @ gate.router + (bias if len(bias) else 0)
     near(logits, truth)
