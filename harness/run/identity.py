@@ -30,8 +30,10 @@ from moebench.systems.native.base import NativeSystem
 #: Our modules that any result may depend on.  Those of systems count where a system imports them.
 SHARED = (
     "substrate", "workloads", "harness/settings.py", "harness/stage", "harness/native",
-    "harness/run",
+    "harness/run", "systems/compiled",
 )  # fmt: skip
+#: Files of code; a change of a comment in C++ counts.
+_CODE = (".py", ".cpp", ".h")
 _SHARED_MODULES = ("moebench.substrate", "moebench.workloads", "moebench.harness")
 INSTALLED = ("site-packages", "dist-packages")
 _ROOT = Path(__file__).parents[2]
@@ -62,7 +64,10 @@ def shared_code_hash() -> str:
     """Hash of the modules in `SHARED` as they are, without regard to equivalent code."""
     places = [_ROOT / name for name in SHARED]
     files = [
-        path for one in places for path in ([one] if one.suffix else sorted(one.rglob("*.py")))
+        path
+        for one in places
+        for path in ([one] if one.suffix else sorted(one.rglob("*")))
+        if path.suffix in _CODE
     ]
     return _digest([(path.relative_to(_ROOT).as_posix(), path.read_bytes()) for path in files])
 

@@ -488,11 +488,16 @@ def test_what_was_computed_is_kept_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_shared_code_is_all_that_a_result_may_depend_on() -> None:
-    """Every Python file of five folders, and one more."""
+    """Every file of code of six folders, and one more."""
+    folders = (
+        "substrate", "workloads", "harness/stage", "harness/native", "harness/run",
+        "systems/compiled",
+    )  # fmt: skip
     files = [
-        path for folder in ("substrate", "workloads", "harness/stage", "harness/native",
-                            "harness/run") for path in (ROOT / folder).rglob("*.py")
+        path for folder in folders for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".cpp", ".h"}
     ] + [ROOT / "harness" / "settings.py"]  # fmt: skip
+    assert {path.suffix for path in files} == {".py", ".cpp", ".h"}
     seen: dict[str, bytes] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(identity, "_digest", lambda sources: seen.update(sources) or "hash")
