@@ -46,7 +46,6 @@ def run(
 ) -> Outcome:  # fmt: skip
     """Run a prepared session on the engine (arguments as in `harness.one_run.run`)."""
     with started(session, scratch, progress, keep_timeline) as ready, torch.inference_mode():
-        ready.stage.engine = compiled(ready.stage.engine)
         generations = _generate(session, ready.stage, progress)
         written = ready.document(generations)
     timeline = ready.stage.timeline
@@ -70,6 +69,7 @@ def started(
             stage, learnt = calibrated(session, scratch, progress, keep_timeline, stack)
             report_phase("load")
             load_ns = stage.start()
+        stage.engine = compiled(stage.engine)
         if stage.profile is None:
             stage.engine.measured_by = energy.open_meter(stage.card)
         stage.notes += [f"{name} learnt from {found['from']}" for name, found in learnt.items()]

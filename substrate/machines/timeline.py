@@ -1,5 +1,6 @@
 """The timeline: sums of busy time, stalls by cause and bytes over spans, and kept spans."""
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -233,9 +234,11 @@ class Timeline:
         self._notes += notes
 
     @property
-    def noting(self) -> bool:
-        """Whether spans and events of some token of the current batch are kept."""
-        return self._keep_all or self._window is not None
+    def kept_tokens(self) -> int:
+        """Number of first tokens of the current batch of which some spans and events are kept."""
+        if self._keep_all:
+            return sys.maxsize
+        return 0 if self._window is None else self._window[1]
 
     def pictured_since(self, ends_ns: Sequence[int]) -> int:
         """Return an instant before which no span of a batch is in the `picture` or in `records`.

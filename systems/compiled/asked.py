@@ -23,6 +23,7 @@ from moebench.substrate.machines.protocol import Lane, Op
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.progress_events import report_phase
 from moebench.substrate.terms import Ids, Lookahead, Phase, Purpose, Scores
 from moebench.substrate.traces.passes import Stacked, chosen_scores, not_recorded
 from moebench.systems.compiled.twins import Decided
@@ -114,7 +115,7 @@ class Asked:
         self._questions = (
             self._layer, self._assign, self._fetch, self._open, self._used, self._arrived,
             self._left, self._grows, self._victim, self._missed, self._pass_ends, self._uploaded,
-            self._foresee,
+            self._foresee, self._pass_begins,
         )  # fmt: skip
         self.function = ASK(self._answer)
 
@@ -130,6 +131,10 @@ class Asked:
         except Exception as error:  # compiled code stops, and the caller raises it
             self.error = error
             return _FAILED
+
+    def _pass_begins(self, step: int, passes: int) -> int:
+        report_phase("decode" if step else "prefill", step, passes if step else None)
+        return 0
 
     # ------------------------------------------------------------------ a layer
 

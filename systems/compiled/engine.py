@@ -21,12 +21,11 @@ from moebench.substrate.errors import IntegrityError, UsageError
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Computed, Note, NoteKind, Totals
-from moebench.substrate.progress_events import report_phase
 from moebench.substrate.terms import Lookahead, Phase
 from moebench.substrate.traces.passes import Stacked, TracedModel
 from moebench.systems.compiled.asked import ASK, Asked
 from moebench.systems.compiled.library import library
-from moebench.systems.compiled.twins import READS_BEST, READS_MEAN, decided, why_not
+from moebench.systems.compiled.twins import READS_BEST, READS_MEAN, decided, ours, why_not
 from moebench.systems.dali import ResidualPrefetch, best_probabilities
 from moebench.systems.policies.predict import NextLayer
 
@@ -72,7 +71,7 @@ class Batch(ctypes.Structure):
     """``Batch`` of replay.cpp."""
 
     _fields_ = (
-        *[(n, _INT) for n in ("passes", "texts", "ahead", "notes")],
+        *[(n, _INT) for n in ("passes", "texts", "ahead", "notes", "most_spans")],
         *[(n, _AT) for n in (
             "rows", "prices", "device_products", "host_products", "return_ns", "ids", "ids_at",
             "best", "mean", "predicted", "worth", "ends", "used", "used_count",
@@ -98,6 +97,8 @@ _COUNTS = (
 )  # fmt: skip
 #: The parts of the results in the order of `replay_part`, each with the numbers of an entry.
 _PARTS = {"spans": 12, "named": 2, "events": 5, "alike": 3}
+#: How many spans there may be at the end of a token before those that nobody reads are dropped.
+MOST_SPANS = 1 << 18
 _SUMS = ("busy", "stall", "stalled", "moved", "counts", "now", "slots_used")
 
 
@@ -106,7 +107,7 @@ def compiled(engine: Engine) -> Engine:
 
     The given engine has placed its experts and not generated anything.
     """
-    if why_not(engine) is not None or library() is None:
+    if not ours(engine.system) or why_not(engine) is not None or library() is None:
         return engine
     return CompiledEngine(engine)
 
@@ -232,8 +233,6 @@ class CompiledEngine(Engine):
         self._asked.begin(recorded, lengths)
         batch, ends, used, counts = self._batch(recorded, lengths)
         started_ns = self.machine.now_ns()
-        for phase in _PHASES:
-            report_phase(phase, 0, None)
         failed = self._library.replay_run(self._replay, ctypes.byref(batch))
         if failed < 0:
             error, self._asked.error = self._asked.error, None
@@ -269,7 +268,8 @@ class CompiledEngine(Engine):
         ids_at = np.concatenate([[0], prefill.size + np.arange(passes - 1) * decoded[:1].size])
         predictor = system.prefetch.predictor
         ahead = 0 if predictor is None or self._decided.predictions else predictor.layers
-        batch = Batch(passes, texts, ahead, notes=self.timeline.noting)
+        kept = min(self.timeline.kept_tokens, passes + 1)
+        batch = Batch(passes, texts, ahead, notes=kept, most_spans=MOST_SPANS)
         most = min(experts, int(rows.max()) * shape.top_k)
         ends = np.zeros(passes, np.int64)
         used = np.zeros((passes, layers, most), np.int64)

@@ -26,7 +26,7 @@ enum Purpose { NEEDED, SPECULATIVE, COMMITTED, UPLOAD };
 // What is asked in Python: engine.py's `_Asked` has a method for each.
 enum Question {
   LAYER, ASSIGN, FETCH, OPEN, USED, ARRIVED, LEFT, GROWS, VICTIM, MISSED, PASS_ENDS, UPLOADED,
-  FORESEE
+  FORESEE, PASS
 };
 // Decisions that are asked in Python have the number 0.
 enum AssignKind { IN_PYTHON, LOAD_ALL, HOST_ALL, BALANCED, OPTIMAL, FIDDLER, MAKESPAN, GREEDY };
@@ -78,7 +78,9 @@ struct Setup {
 
 // One batch: the passes of its prompts and of each decoded token.  engine.py's `Batch`.
 struct Batch {
-  i64 passes, texts, ahead, notes;
+  i64 passes, texts, ahead;
+  i64 notes;               // how many passes' spans and events are kept
+  i64 most_spans;          // how many there may be before others are dropped
   const i64 *rows;         // [passes]
   const i64 *prices;       // [passes, 6 + ahead, 3]: first launch, submission, time on the lane
   const double *device_products, *host_products;  // [rows + 1] an expert's by its rows

@@ -28,6 +28,7 @@ class Replay : public Policies {
   }
 
   i64 run(const Batch &batch);
+  void compact();
 
  private:
   // ------------------------------------------------------------ the clock (machines.simulated)
@@ -320,7 +321,7 @@ class Replay : public Policies {
       if (passing[victim]) passing[victim] = 0, passing_count--;
       else if (is_unheard(victim)) hear(victim);
       else left(victim);
-      if (b->notes) events.push_back({EVICT, at_ns, victim / s.experts, victim % s.experts, noted});
+      if (noted < b->notes) events.push_back({EVICT, at_ns, victim / s.experts, victim % s.experts, noted});
     }
     if (!fetch.keep) passing[key] = 1, passing_count++;
     else if (purpose != UPLOAD) arrived(key);
@@ -462,7 +463,7 @@ class Replay : public Policies {
   // `Transfers.speculate` and `SimulatedMachine.prefetch`
   void speculate(const std::vector<Fetch> &fetches, i64 since = 0) {
     std::vector<i64> dropped;
-    if (b->notes)
+    if (noted < b->notes)
       for (auto &entry : queue) dropped.push_back(entry.key);
     // Fetches that are new begin once their prediction has ended; the others keep their instant.
     std::unordered_map<i64, i64> waited;
@@ -500,7 +501,7 @@ class Replay : public Policies {
     std::deque<Queued> kept;
     for (auto &entry : queue) {
       if (entry.key / s.experts > layer) kept.push_back(entry);
-      else if (b->notes) note_cancelled(entry.key);
+      else if (noted < b->notes) note_cancelled(entry.key);
     }
     queue.swap(kept);
   }
@@ -739,6 +740,26 @@ class Replay : public Policies {
   }
 };
 
+// Drops spans that nobody reads: all but those to keep, one of each size, and those not ended.
+void Replay::compact() {
+  std::vector<char> read(spans.size(), 0);
+  for (auto &one : alike) read[one.span] = 1;
+  std::vector<Span> kept;
+  std::vector<Named> names;
+  std::vector<i64> place_of(spans.size(), -1);
+  for (size_t i = 0; i < spans.size(); i++) {
+    Span span = spans[i];
+    if (!read[i] && span.pass >= b->notes && span.end <= now) continue;
+    place_of[i] = kept.size();
+    i64 first = span.first;
+    if (span.experts) span.first = names.size();
+    for (i64 n = 0; n < span.experts; n++) names.push_back(named[first + n]);
+    kept.push_back(span);
+  }
+  for (auto &one : alike) one.span = place_of[one.span];
+  spans.swap(kept), named.swap(names);
+}
+
 // `Engine.steps`; 0, or one more than the layer for whose expert no other can be evicted.
 i64 Replay::run(const Batch &batch) {
   b = &batch;
@@ -746,6 +767,7 @@ i64 Replay::run(const Batch &batch) {
   for (pass = 0; pass < batch.passes && !failed; pass++) {
     if (pass <= 1) known[0].clear(), known[1].clear();
     phase = pass > 0, noted = pass;
+    ask(PASS, pass, batch.passes);
     open();
     for (i64 layer = 0; layer < s.layers && !failed; layer++) {
       common(ATTEND, layer, ATTEND);
@@ -755,6 +777,7 @@ i64 Replay::run(const Batch &batch) {
     wait(common(HEAD, -1, HEAD), DEVICE, BY_DEVICE);
     batch.ends[pass] = now;
     noted = pass + 1;
+    if ((i64)spans.size() > batch.most_spans) compact();
     if (s.asks_uploads && ask(PASS_ENDS, phase) >= 0) upload(fetches_at(s.talk));
   }
   return failed;

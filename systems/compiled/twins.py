@@ -167,6 +167,14 @@ def _exchanges(system: System) -> bool:
     return isinstance(system.prefetch, ResidualPrefetch) and system.prefetch.swaps
 
 
+def ours(system: System) -> bool:
+    """Return whether all policies are ours: a user's may read what only Python's cache knows."""
+    own = all(
+        type(policy).__module__.startswith("moebench.") for policy in system.policies.values()
+    )
+    return own and type(system).observe is System.observe
+
+
 def why_not(engine: Engine) -> str | None:
     """Return why a run is replayed by the engine in Python; None if compiled code can replay it."""
     system, machine, cache = engine.system, engine.machine, engine.cache

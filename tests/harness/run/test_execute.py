@@ -23,7 +23,18 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return {"evict": {"from": "some texts", "note": "a note"}, "place": {"from": "others"}}
 
     monkeypatch.setattr(execute, "calibrate", calibrate)
+    monkeypatch.setattr(execute, "compiled", lambda engine: engine)
     return found
+
+
+def test_a_started_run_is_replayed_in_compiled_code_where_it_can_be(
+    log: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = SimpleNamespace(measured_by=None)
+    monkeypatch.setattr(execute, "compiled", lambda engine: log.append("compiled") or made)
+    with started(session(log), HERE, PROGRESS) as ready:
+        assert log[-2:] == ["start", "compiled"]
+        assert ready.stage.engine is made
 
 
 class Stage:

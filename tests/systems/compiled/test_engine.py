@@ -9,14 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.machines.timeline import Timeline
+from moebench.systems.baselines import MoEOnDemand
+from moebench.systems.compiled import engine as engine_module
 from moebench.systems.compiled import library
 from moebench.systems.compiled.engine import CompiledEngine, compiled
-from moebench.systems.compiled.twins import ASSIGN, EVICT, PREFETCH, decided, why_not
+from moebench.systems.compiled.twins import ASSIGN, EVICT, PREFETCH, decided, ours, why_not
 from moebench.systems.options import build, options_of
+from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.registry import POLICIES, SYSTEMS, policy_class
 from tests.substrate.engine.cases import Case, cases, examples
 from tests.substrate.engine.fakes import FlatCosts, prices, small_shape
-from tests.systems.compiled.runs import Refused, check_equal
+from tests.systems.compiled.runs import Refused, by_compiled_code, check_equal, outcome
 from tests.systems.kinds import fits
 from tests.systems.test_every_option import changes
 
@@ -206,6 +210,27 @@ def test_random_compositions_are_the_same(case):
         equal_where_possible(case)
 
 
+@examples(25)
+@given(case=cases(), waits=st.booleans())
+def test_sums_do_not_depend_on_spans_that_are_dropped(case, waits):
+    case.costs.waits_each_layer = waits
+    case = replace(case, host_records=None, homes=())
+    if why_not(case.made_rig().engine) is not None:
+        return
+
+    def sums(most_spans):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine_module, "MOST_SPANS", most_spans)
+            patch.setattr(Timeline, "kept_tokens", 0)
+            return outcome(by_compiled_code, case)
+
+    few, all_of_them = sums(0), sums(1 << 18)
+    for found in (few, all_of_them):
+        if not isinstance(found, str):
+            del found["spans and events"]
+    assert few == all_of_them
+
+
 # ----------------------------------------------------------------------------- what is refused
 
 
@@ -224,6 +249,27 @@ def test_what_compiled_code_cannot_do_is_left_to_python(changed, overrides, reas
     usual = case_of("moe-ondemand", {}).made_rig()
     assert why_not(usual.engine) is None
     assert isinstance(compiled(usual.engine), CompiledEngine)
+
+
+def test_a_users_own_policy_is_left_to_python():
+    class Own(LeastRecentlyUsed):
+        pass
+
+    made = case_of("moe-ondemand", {}).made_rig()
+    made.engine.system.evict = Own()
+    assert compiled(made.engine) is made.engine
+
+
+def test_a_users_own_system_of_our_policies_is_compiled():
+    class Found(MoEOnDemand):
+        pass
+
+    class Watching(MoEOnDemand):
+        def observe(self, view):
+            super().observe(view)
+
+    assert ours(Found())
+    assert not ours(Watching())
 
 
 def test_a_recorded_text_cannot_be_stopped_early():
