@@ -168,11 +168,16 @@ def _exchanges(system: System) -> bool:
 
 
 def ours(system: System) -> bool:
-    """Return whether all policies are ours: a user's may read what only Python's cache knows."""
-    own = all(
-        type(policy).__module__.startswith("moebench.") for policy in system.policies.values()
+    """Return whether all policies are ours, with the methods of their classes.
+
+    A user's own may read what only the cache in Python knows.
+    """
+    policies = system.policies.values()
+    own = all(type(policy).__module__.startswith("moebench.") for policy in policies)
+    replaced = any(
+        callable(getattr(type(policy), name, None)) for policy in policies for name in vars(policy)
     )
-    return own and type(system).observe is System.observe
+    return own and not replaced and type(system).observe is System.observe
 
 
 def why_not(engine: Engine) -> str | None:

@@ -260,6 +260,13 @@ def test_a_users_own_policy_is_left_to_python():
     assert compiled(made.engine) is made.engine
 
 
+def test_a_policy_whose_method_was_replaced_is_left_to_python():
+    assert isinstance(compiled(case_of("moe-ondemand", {}).made_rig().engine), CompiledEngine)
+    made = case_of("moe-ondemand", {}).made_rig()
+    made.engine.system.evict.victim = lambda allowed, incoming: None
+    assert compiled(made.engine) is made.engine
+
+
 def test_a_users_own_system_of_our_policies_is_compiled():
     class Found(MoEOnDemand):
         pass
