@@ -24,7 +24,7 @@ SEED ?= 1
 COUNT ?= 150
 
 .PHONY: run test test-slow wheels test-native test-trackers fuzz faults mutants differential fit ablation \
-  advice native opencompass check lint format bench card docs reproduction field lock browser libaio clean
+  advice native opencompass check lint format bench card docs reproduction field lock browser compiler libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -33,11 +33,11 @@ run: $(VENV)/installed
 # A test file runs in one process; eight would want more memory than most laptops have.  Tests of
 # packages that must be compiled are skipped where these are not installed: `make test-native`.
 pytest = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
-test: $(VENV)/installed browser
+test: $(VENV)/installed browser compiler
 	$(pytest) -m "not slow"
 
 # The tests that take half a second or more: kills, full disks, clusters, whole searches, every option.
-test-slow: $(VENV)/installed browser
+test-slow: $(VENV)/installed browser compiler
 	$(pytest) -m slow
 
 # The two wheels of a release, in dist/, and their test: moebench itself, and the scale models' weights.
@@ -194,6 +194,14 @@ libaio:
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	       && apt-get update -qq && apt-get install -y -qq libaio-dev >/dev/null; } \
 	  || echo "no libaio: DeepSpeed's NVMe offload will not be tested"
+
+# Replays on simulated machines are compiled where there is a C++ compiler; without one, and without
+# the right to install one, their tests are skipped and say so.
+compiler:
+	@command -v "$${CXX:-c++}" >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -y -qq g++ >/dev/null; } \
+	  || echo "no C++ compiler: the tests of compiled replays will be skipped"
 
 # The report's browser test needs a Chromium; without one, and without the right to install one,
 # that test is skipped and says so.
