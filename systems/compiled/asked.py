@@ -102,7 +102,7 @@ class Asked:
         self.talk = np.zeros(3 * keys + 64 * shape.num_experts + 8, np.int64)
         self.clock = np.zeros(1 + len(Lane), np.int64)
         self.costs, self.told = np.zeros((COSTS_TOLD, 4)), np.zeros(1, np.int64)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._lanes = _Lanes(cast(SimulatedMachine, engine.machine), self.clock)
         self._recorded, self._predictor = _Recorded(shape), predictor
         #: Predictions in Python: one operation of each size, by number, and the last forecast.
@@ -128,7 +128,7 @@ class Asked:
     def _answer(self, question: int, about: int, more: int) -> int:
         try:
             return self._questions[question](about, more)
-        except Exception as error:  # compiled code stops, and the caller raises it
+        except BaseException as error:  # Ctrl-C, too: compiled code stops, the caller raises it
             self.error = error
             return _FAILED
 

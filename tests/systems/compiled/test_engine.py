@@ -285,15 +285,26 @@ def test_a_recorded_text_cannot_be_stopped_early():
         engine.generate([[0] * 3], 2, end=1)
 
 
-def test_what_a_policy_raises_reaches_the_caller(monkeypatch):
+@pytest.mark.parametrize("kind", [UsageError, KeyboardInterrupt])
+def test_what_a_policy_raises_reaches_the_caller(monkeypatch, kind):
     made = case_of("moe-ondemand", {"evict": "arc"}).made_rig()
 
     def broken(allowed, incoming):
-        raise UsageError("no expert is worth less than another")
+        raise kind("no expert is worth less than another")
 
     monkeypatch.setattr(made.engine.system.evict, "victim", broken)
-    with pytest.raises(UsageError, match="no expert is worth less than another"):
+    with pytest.raises(kind, match="no expert is worth less than another"):
         CompiledEngine(made.engine).generate([[0] * 3], 4)
+
+
+def test_ctrl_c_between_tokens_ends_a_replay_without_questions(monkeypatch):
+    def interrupted(name, done, total):
+        if (name, done) == ("decode", 2):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("moebench.systems.compiled.asked.report_phase", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        CompiledEngine(case_of("moe-ondemand", {}).made_rig().engine).generate([[0] * 3], 6)
 
 
 def test_a_plan_that_lacks_an_expert_is_refused(monkeypatch):
