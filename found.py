@@ -21,4 +21,4 @@ class Found(MoEOnDemand):
     assign: Assignment = field(default_factory=MakespanSchedule)
     prefetch: Prefetching = field(default_factory=ImpactDriven)
     evict: Eviction = field(default_factory=Multidimensional)
-    scope: Scope = 'layer'
+    scope: Scope = "layer"

@@ -25,7 +25,7 @@ from moebench.substrate.terms import Lookahead, Phase
 from moebench.substrate.traces.passes import Stacked, TracedModel
 from moebench.systems.compiled.asked import ASK, Asked
 from moebench.systems.compiled.library import library
-from moebench.systems.compiled.twins import READS_BEST, READS_MEAN, decided, ours, why_not
+from moebench.systems.compiled.twins import READS_BEST, READS_MEAN, decided, ours, repeated, why_not
 from moebench.systems.dali import ResidualPrefetch, best_probabilities
 from moebench.systems.policies.predict import NextLayer
 
@@ -107,7 +107,9 @@ def compiled(engine: Engine) -> Engine:
 
     The given engine has placed its experts and not generated anything.
     """
-    if not ours(engine.system) or why_not(engine) is not None or library() is None:
+    if not (repeated() and ours(engine.system)) or why_not(engine) is not None:
+        return engine
+    if library() is None:
         return engine
     return CompiledEngine(engine)
 

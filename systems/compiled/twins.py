@@ -2,9 +2,15 @@
 
 A run is replayed in compiled code if its machine and system do nothing that `why_not` names.  Of
 its decisions, those that stand here are compiled, too; the others are asked in Python.
+
+The definition is the code in Python.  So whoever changes a file of `REPEATED` sees the change: no
+run is replayed in compiled code from then on, until `DIGEST` says that replay.cpp repeats it.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from moebench.substrate.engine.loop import Engine
@@ -38,6 +44,38 @@ from moebench.systems.policies.predict import NextGates, NextGatesOnNormed, Next
 from moebench.systems.policies.prefetch import NextGate, NoPrefetch
 from moebench.systems.policies.route import ExactRouting
 from moebench.systems.smoe import ExpertCacheRouter, TopScorePrefetch
+
+#: The files that replay.cpp repeats, below the folder of packages.
+REPEATED = (
+    *(f"substrate/engine/{name}.py" for name in (
+        "counts", "decisions", "in_flight", "loop", "operations", "policies", "prefetches",
+        "records", "transfers",
+    )),
+    *(f"substrate/machines/{name}.py" for name in ("costs", "protocol", "simulated", "timeline")),
+    "substrate/memory/cache.py", "substrate/memory/residency.py",
+    *(f"systems/{name}.py" for name in ("dali", "fiddler", "hybrimoe", "smoe")),
+    *(f"systems/policies/{name}.py" for name in (
+        "assign", "evict", "evict_engines", "latency", "makespan", "predict", "prefetch", "route",
+    )),
+)  # fmt: skip
+
+#: Of these files as replay.cpp repeats them.
+DIGEST = "9aca6a578e49671b"
+
+
+def digest(root: Path = Path(__file__).parents[2]) -> str:
+    """Return 16 hex digits of a hash of the files of `REPEATED`."""
+    found = hashlib.sha256()
+    for name in REPEATED:
+        found.update(name.encode() + hashlib.sha256((root / name).read_bytes()).digest())
+    return found.hexdigest()[:16]
+
+
+@cache
+def repeated() -> bool:
+    """Return whether replay.cpp repeats the files as they are."""
+    return digest() == DIGEST
+
 
 #: The fields of `engine.Setup` that a policy sets.
 Numbers = Mapping[str, float | None]

@@ -34,6 +34,7 @@ from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.fused import FusedLayer
 from moebench.substrate.models.layers import Norm
 from moebench.substrate.models.rows import ManyRows
+from moebench.systems.compiled import engine
 from moebench.systems.daop import PredictedRouting
 from moebench.systems.policies.assign import Balanced
 from moebench.systems.policies.evict import LowestAverageScore
@@ -60,6 +61,8 @@ class Edit(NamedTuple):
         code = compile(source.replace(self.old, self.new), "<edited>", "exec")
         exec(code, function.__globals__, found)
         patch.setattr(self.owner, self.function, found[function.__name__])
+        # Whoever edits the file has a file that compiled code does not repeat.
+        patch.setattr(engine, "repeated", lambda: False)
 
 
 def expert_5_is_6(patch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.timeline import Timeline
 from moebench.systems.baselines import MoEOnDemand
 from moebench.systems.compiled import engine as engine_module
-from moebench.systems.compiled import library
+from moebench.systems.compiled import library, twins
 from moebench.systems.compiled.engine import CompiledEngine, compiled
 from moebench.systems.compiled.twins import ASSIGN, EVICT, PREFETCH, decided, ours, why_not
 from moebench.systems.options import build, options_of
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.skipif(
     library.library() is None, reason="needs a C++ compiler: install g++, or set CXX"
 )
 
+ROOT = Path(__file__).parents[3]
 SHAPE = small_shape(layers=5, experts=6, top_k=2, dense_layers=(0, 3), shared=True)
 #: One text and three: a token of one has no expert twice.
 BATCHES = ((3,), (2,)), ((4, 2, 3), (1, 1, 2))
@@ -249,6 +251,27 @@ def test_what_compiled_code_cannot_do_is_left_to_python(changed, overrides, reas
     usual = case_of("moe-ondemand", {}).made_rig()
     assert why_not(usual.engine) is None
     assert isinstance(compiled(usual.engine), CompiledEngine)
+
+
+def test_the_files_that_compiled_code_repeats_are_as_they_were():
+    found = twins.digest()
+    assert found == twins.DIGEST, (
+        "a file of `twins.REPEATED` has changed: repeat the change in systems/compiled/*.cpp and "
+        f"*.h if it changes results, and when these tests pass, set `twins.DIGEST` to {found}"
+    )
+
+
+def test_a_changed_file_is_left_to_python(monkeypatch, tmp_path):
+    for name in twins.REPEATED:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    assert twins.digest(tmp_path) == twins.digest()
+    with (tmp_path / "systems/policies/evict.py").open("a") as file:
+        file.write("# changed")
+    assert twins.digest(tmp_path) != twins.digest()
+    made = case_of("moe-ondemand", {}).made_rig()
+    monkeypatch.setattr(engine_module, "repeated", lambda: False)
+    assert compiled(made.engine) is made.engine
 
 
 def test_a_users_own_policy_is_left_to_python():
