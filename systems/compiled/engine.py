@@ -97,7 +97,7 @@ _COUNTS = (
 )  # fmt: skip
 #: The parts of the results in the order of `replay_part`, each with the numbers of an entry.
 _PARTS = {"spans": 12, "named": 2, "events": 5, "alike": 3}
-#: How many spans there may be at the end of a token before those that nobody reads are dropped.
+#: The most spans at the end of a token before the ones without a reader are dropped.
 MOST_SPANS = 1 << 18
 _SUMS = ("busy", "stall", "stalled", "moved", "counts", "now", "slots_used")
 

@@ -321,7 +321,8 @@ class Replay : public Policies {
       if (passing[victim]) passing[victim] = 0, passing_count--;
       else if (is_unheard(victim)) hear(victim);
       else left(victim);
-      if (noted < b->notes) events.push_back({EVICT, at_ns, victim / s.experts, victim % s.experts, noted});
+      if (noted < b->notes)
+        events.push_back({EVICT, at_ns, victim / s.experts, victim % s.experts, noted});
     }
     if (!fetch.keep) passing[key] = 1, passing_count++;
     else if (purpose != UPLOAD) arrived(key);
@@ -740,7 +741,7 @@ class Replay : public Policies {
   }
 };
 
-// Drops spans that nobody reads: all but those to keep, one of each size, and those not ended.
+// Drops the spans without a reader: all but those to keep, one of each size, and those not ended.
 void Replay::compact() {
   std::vector<char> read(spans.size(), 0);
   for (auto &one : alike) read[one.span] = 1;
