@@ -145,6 +145,7 @@ def name_of(decision: str, kind: type) -> str:
     return next(name for name in POLICIES[decision] if policy_class(decision, name) is kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("decision", "kind"), TWINS)
 def test_every_option_of_a_compiled_policy_is_known_to_its_twin(decision, kind):
     name = name_of(decision, kind)
@@ -180,6 +181,7 @@ def test_what_a_twin_does_not_know_is_asked_in_python():
 # ----------------------------------------------------------------------------- at random
 
 
+@pytest.mark.slow
 @examples(60)
 @given(case=cases(), lost=st.sampled_from([0.0, 0.3]), waits=st.booleans())
 def test_random_replays_are_the_same(case, lost, waits):
@@ -204,6 +206,7 @@ def compositions(draw) -> Case:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @examples(150)
 @given(case=compositions())
 def test_random_compositions_are_the_same(case):
@@ -212,6 +215,7 @@ def test_random_compositions_are_the_same(case):
         equal_where_possible(case)
 
 
+@pytest.mark.slow
 @examples(25)
 @given(case=cases(), waits=st.booleans())
 def test_sums_do_not_depend_on_spans_that_are_dropped(case, waits):
