@@ -73,7 +73,7 @@ class Stacked(NamedTuple):
         prefill_ids, prefill_scores: of the prompts, ``[L, T, K]`` and ``[L, T, E]``.
         decoded_ids, decoded_scores: of each decoded token, ``[S, L, B, K]`` and ``[S, L, B, E]``.
         predicted: scores that each layer predicted for later ones, ``[S, A, L, B, E]``; zeros where
-            no layer follows.
+            no layer follows, NaN where none are recorded.
         chosen: the next tokens of each pass, ``[1 + S][B]``.
     """
 
@@ -192,8 +192,6 @@ class TracedModel:
         Args:
             passes: the prefill and decoded tokens.
             kind, ahead: of predictions, and for how many later MoE layers; None reads none.
-
-        Raises NotRecordedError: the trace lacks predictions.
         """
         if hasattr(self._whole, "stacked"):
             return cast(StackedBatch, self._whole).stacked(passes, kind, ahead)
@@ -202,11 +200,11 @@ class TracedModel:
         scores = [np.stack([one.gates[layer].scores_TE for layer in layers]) for one in whole]
         texts, experts = len(whole[0].rows), self.shape.num_experts
         predicted = np.zeros((passes - 1, ahead, len(layers), texts, experts), np.float32)
-        for step, self._pass in enumerate(whole[1:] if kind else ()):
+        for step, one in enumerate(whole[1:] if kind else ()):
+            made = one.predicted.get(cast(Lookahead, kind), {})
             for later in range(ahead):
-                for row, (layer, then) in enumerate(zip(layers, layers[1 + later :], strict=False)):
-                    assert kind is not None, "the loop is empty without one"
-                    predicted[step, later, row] = self.predict(layer, then, (), kind)
+                for row, pair in enumerate(zip(layers, layers[1 + later :], strict=False)):
+                    predicted[step, later, row] = made.get(pair, np.nan)
         none = (0, len(layers), texts)
         return Stacked(
             ids[0], scores[0],

@@ -65,7 +65,9 @@ class ReplayedBatch(Sequence[PassTrace]):
         predicted = np.zeros(size, np.float32)
         for later in range(ahead if kind else 0):
             source = trace.predicted(cast(Lookahead, kind), later + 1)
-            if source is not None:
+            if source is None:
+                predicted[:, later, : layers - 1 - later] = np.nan
+            else:
                 found = of_decoded(source[trace.decoded_row[flat]], np.float32)
                 predicted[:, later, : found.shape[1]] = found
         last = [first[np.cumsum(rows[0].counts) - 1], *decoded]

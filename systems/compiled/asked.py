@@ -81,7 +81,10 @@ class _Recorded:
             raise not_recorded(layer, later, lookahead)
         row = self.shape.moe_rows[layer]
         ahead = self.shape.moe_rows[later] - row - 1
-        return cast(Scores, self.batch.predicted[self.step - 1, ahead, row])
+        found = cast(Scores, self.batch.predicted[self.step - 1, ahead, row])
+        if np.isnan(found).any():
+            raise not_recorded(layer, later, lookahead)
+        return found
 
 
 class Asked:

@@ -22,7 +22,7 @@ from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Computed, Note, NoteKind, Totals
 from moebench.substrate.terms import Lookahead, Phase
-from moebench.substrate.traces.passes import Stacked, TracedModel
+from moebench.substrate.traces.passes import Stacked, TracedModel, not_recorded
 from moebench.systems.compiled.asked import ASK, Asked
 from moebench.systems.compiled.library import library
 from moebench.systems.compiled.twins import READS_BEST, READS_MEAN, decided, ours, repeated, why_not
@@ -288,6 +288,7 @@ class CompiledEngine(Engine):
         if self._decided.evict and isinstance(system.evict, READS_MEAN):
             arrays["mean"] = _over_rows(recorded, np.mean)
         if ahead and self._decided.prefetch:
+            self._check_recorded(recorded.predicted)
             arrays["predicted"] = recorded.predicted.astype(np.float64)
         if isinstance(system.prefetch, ResidualPrefetch) and "predicted" in arrays:
             arrays["predicted"], arrays["worth"] = self._corrected(recorded.predicted)
@@ -353,6 +354,17 @@ class CompiledEngine(Engine):
             forward=forward, alpha=self._alpha, scores_TE=none, topk_ids_TK=none,
             costs=self.timeline.costs, lanes=self.machine,
         )  # fmt: skip
+
+    def _check_recorded(self, predicted: np.ndarray) -> None:
+        """Raise NotRecordedError if a prediction is missing that compiled code will read."""
+        layers, predictor = self.model.shape.moe_layers, self.system.prefetch.predictor
+        for row, layer in enumerate(layers):
+            for later, then in enumerate(layers[row + 1 : row + 1 + predicted.shape[1]]):
+                if isinstance(predictor, NextLayer) and then != layer + 1:
+                    continue
+                if np.isnan(predicted[:, later, row]).any():
+                    assert predictor is not None, "it reads predictions"
+                    raise not_recorded(layer, then, predictor.lookahead)
 
     def _corrected(self, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return corrected predictions of `ResidualPrefetch`, and each expert's worth over rows."""
