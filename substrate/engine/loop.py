@@ -43,6 +43,7 @@ from moebench.substrate.engine.records import (
     Loads,
     check,
     forms_of,
+    replaces_experts,
     rows_of,
 )
 from moebench.substrate.engine.system import System
@@ -507,10 +508,7 @@ class Engine:
         tally.experts(view.phase, now.rows, now.active, now.plan)
         tally.prefetches(view, routed, now.rows, self.transfers.take_started(view.layer))
         if tally.routing(view, routed) and self._lossless:
-            raise UsageError(
-                f"{type(self.system.route).__name__} says that it is lossless and replaced an "
-                "expert; let its `lossless_at` say no"
-            )
+            raise replaces_experts(self.system.route)
         if now.ahead:
             tally.routed_ahead(now.ahead.expected_TK, routed, view.topk_ids_TK)
         elif self._routes_passes and view.phase == "decode":

@@ -160,6 +160,42 @@ def _check_fetches(
             )
 
 
+def no_room(evict: object, layer: int) -> UsageError:
+    """Return the error that a layer must load an expert and no other can be evicted for it."""
+    return UsageError(
+        f"{type(evict).__name__} finds no expert to evict for one that layer {layer} must load; "
+        "swap it: --set evict=lru"
+    )
+
+
+def replaces_experts(route: object) -> UsageError:
+    """Return the error that a routing replaced an expert although it says that it is lossless."""
+    return UsageError(
+        f"{type(route).__name__} says that it is lossless and replaced an expert; let its "
+        "`lossless_at` say no"
+    )
+
+
+def names_no_expert() -> UsageError:
+    """Return the error that a speculative prefetch is of a layer's non-expert weights."""
+    return UsageError(
+        "a speculative prefetch must name an expert; a layer's common weights are fetched ahead by "
+        'one whose discipline is "committed"'
+    )
+
+
+def check_upload(fetch: Fetch) -> None:
+    """Refuse an upload of an expert that does not stay.
+
+    Raises UsageError: names it.
+    """
+    if not fetch.keep:
+        raise UsageError(
+            f"an upload of expert {fetch.expert} in layer {fetch.layer} has keep=False; allowed: "
+            "uploads of experts that stay"
+        )
+
+
 def check_form(form: int, forms: int) -> None:
     """Refuse a form that a system does not declare.
 

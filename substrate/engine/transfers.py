@@ -14,8 +14,7 @@ from typing import cast
 
 from moebench.substrate.engine.decisions import EXPERT_OF, Fetch
 from moebench.substrate.engine.policies import Eviction, Placement
-from moebench.substrate.engine.records import check_form
-from moebench.substrate.errors import UsageError
+from moebench.substrate.engine.records import check_form, check_upload, names_no_expert, no_room
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, op_of
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
@@ -153,10 +152,7 @@ class Transfers:
             if not waits:
                 return None
             if not arriving:
-                raise UsageError(
-                    f"{type(self.evict).__name__} finds no expert to evict for one that layer "
-                    f"{fetch.layer} must load; swap it: --set evict=lru"
-                )
+                raise no_room(self.evict, fetch.layer)
             self.machine.wait(self._arrival(arriving[0]))
 
     def again(self, layer: int, expert: int, form: int = 0) -> Span:
@@ -222,10 +218,7 @@ class Transfers:
         except TypeError:
             if None not in map(EXPERT_OF, wanted):
                 raise
-            raise UsageError(
-                "a speculative prefetch must name an expert; a layer's common weights are "
-                'fetched ahead by one whose discipline is "committed"'
-            ) from None
+            raise names_no_expert() from None
         if self._several:
             for fetch in wanted:
                 check_form(fetch.form, self.cache.forms)
@@ -316,11 +309,7 @@ class Transfers:
         cache, machine, queued = self.cache, self.machine, 0
         with machine.lock:
             for fetch in wanted:
-                if not fetch.keep:
-                    raise UsageError(
-                        f"an upload of expert {fetch.expert} in layer {fetch.layer} has "
-                        "keep=False; allowed: uploads of experts that stay"
-                    )
+                check_upload(fetch)
                 key, now_ns = self._key(fetch), machine.now_ns()
                 if cache.holds(key):
                     continue

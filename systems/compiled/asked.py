@@ -17,8 +17,15 @@ from moebench.substrate.engine.decisions import (
 from moebench.substrate.engine.in_flight import host_in_flight
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.policies import Eviction, Predictor
-from moebench.substrate.engine.records import check, check_form, rows_of
-from moebench.substrate.errors import IntegrityError, UsageError
+from moebench.substrate.engine.records import (
+    check,
+    check_form,
+    check_upload,
+    names_no_expert,
+    replaces_experts,
+    rows_of,
+)
+from moebench.substrate.errors import IntegrityError
 from moebench.substrate.machines.protocol import Lane, Op
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.models.protocol import Model
@@ -87,6 +94,26 @@ class _Recorded:
         return found
 
 
+def pass_of(lengths: Sequence[int], step: int, cached: int) -> ForwardPass:
+    """Return the sizes of a pass, as `Engine._begin_pass`.
+
+    Args:
+        lengths: tokens of each prompt.
+        step: 0 is the prefill, then the decoded token.
+        cached: tokens of each text's KV cache before its prompt.
+    """
+    lengths = [n + step for n in lengths]
+    rows = len(lengths) if step else sum(lengths)
+    pairs = sum(n if step else n * (n + 1) // 2 for n in lengths) + cached * rows
+    return ForwardPass(
+        phase="decode" if step else "prefill",
+        sequences=(1,) * rows if step else tuple(lengths),
+        rows=rows,
+        context=sum(lengths) + cached * len(lengths),
+        pairs=pairs,
+    )
+
+
 class Asked:
     """Answers the questions of compiled code by a system's policies.
 
@@ -143,10 +170,11 @@ class Asked:
 
     def _layer(self, layer: int, step: int) -> int:
         self._hear_costs()
+        engine, batch = self._engine, self._batch
         if step != self._step:
             self._step = self._recorded.step = step
-            self._forward = self._pass(step)
-        row, batch, engine = self._shape.moe_rows[layer], self._batch, self._engine
+            self._forward = pass_of(self._lengths, step, engine.cached)
+        row = self._shape.moe_rows[layer]
         ids_TK = self._recorded.ids(layer)
         scores_TE = batch.decoded_scores[step - 1, row] if step else batch.prefill_scores[row]
         self._forward.history.append(ids_TK)
@@ -163,10 +191,7 @@ class Asked:
         if self._decided.routing:
             routed = self._system.route.route(view)
             if engine.tally.routing(view, routed) and self._system.lossless:
-                raise UsageError(
-                    f"{type(self._system.route).__name__} says that it is lossless and replaced "
-                    "an expert; let its `lossless_at` say no"
-                )
+                raise replaces_experts(self._system.route)
             self.talk[: 2 * experts] = 0
             rows = rows_of(routed)
             self.talk[[*rows]] = [*rows.values()]
@@ -177,17 +202,6 @@ class Asked:
         self._active = Active(rows, view)
         view.absent = self._active.absent
         return 0
-
-    def _pass(self, step: int) -> ForwardPass:
-        phase: Phase = "decode" if step else "prefill"
-        lengths, cached = [n + step for n in self._lengths], self._engine.cached
-        rows = len(lengths) if step else sum(lengths)
-        pairs = sum(n if step else n * (n + 1) // 2 for n in lengths) + cached * rows
-        sequences = (1,) * rows if step else tuple(lengths)
-        context = sum(lengths) + cached * len(lengths)
-        return ForwardPass(
-            phase=phase, sequences=sequences, rows=rows, context=context, pairs=pairs
-        )
 
     def _hear_costs(self) -> None:
         """Add the durations of operations since the last question to the run's costs."""
@@ -284,10 +298,7 @@ class Asked:
         """Return prefetches without those of non-expert weights, which are on the device."""
         named = [fetch for fetch in wanted if fetch.expert is not None]
         if len(named) < len(wanted) and self._system.prefetch.discipline == "speculative":
-            raise UsageError(
-                "a speculative prefetch must name an expert; a layer's common weights are "
-                'fetched ahead by one whose discipline is "committed"'
-            )
+            raise names_no_expert()
         return self._of(named)
 
     # ------------------------------------------------------------------ copies in the background
@@ -305,11 +316,7 @@ class Asked:
 
     def _uploads(self, wanted: Sequence[Fetch]) -> list[int]:
         for fetch in wanted:
-            if not fetch.keep:
-                raise UsageError(
-                    f"an upload of expert {fetch.expert} in layer {fetch.layer} has "
-                    "keep=False; allowed: uploads of experts that stay"
-                )
+            check_upload(fetch)
         return self._of(wanted)
 
     def _uploaded(self, key: int, more: int) -> int:

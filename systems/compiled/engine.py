@@ -16,14 +16,14 @@ import numpy as np
 
 from moebench.substrate.engine.decisions import ForwardPass, LayerView, Prompts
 from moebench.substrate.engine.loop import Engine
-from moebench.substrate.engine.records import Generation
-from moebench.substrate.errors import IntegrityError, UsageError
+from moebench.substrate.engine.records import Generation, no_room
+from moebench.substrate.errors import IntegrityError
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Computed, Note, NoteKind, Totals
 from moebench.substrate.terms import Lookahead, Phase
 from moebench.substrate.traces.passes import Stacked, TracedModel, not_recorded
-from moebench.systems.compiled.asked import ASK, Asked
+from moebench.systems.compiled.asked import ASK, Asked, pass_of
 from moebench.systems.compiled.library import library
 from moebench.systems.compiled.twins import READS_BEST, READS_MEAN, decided, ours, repeated, why_not
 from moebench.systems.dali import ResidualPrefetch, best_probabilities
@@ -241,10 +241,7 @@ class CompiledEngine(Engine):
             assert error is not None, "compiled code stops for nothing else"
             raise error
         if failed:
-            raise UsageError(
-                f"{type(self.system.evict).__name__} finds no expert to evict for one that layer "
-                f"{failed - 1} must load; swap it: --set evict=lru"
-            )
+            raise no_room(self.system.evict, failed - 1)
         self._read(ends)
         out = Generation([list(t) for t in zip(*recorded.chosen, strict=True)], started_ns)
         out.token_ends_ns = ends.tolist()
@@ -325,33 +322,26 @@ class CompiledEngine(Engine):
                     op = Op(OpKind.PREDICT, 0, (n,) * (later + 1))
                     table[_COMMON + later] = machine.costs.price(op, Lane.DEVICE)
             found[step] = self._common_prices[n]
-            context, pairs = self._context(step)
-            attend = Op(OpKind.ATTEND, 0, (n,), (), context, pairs)
+            forward = self._pass_of(step)
+            reads = forward.context, forward.pairs
+            attend = Op(OpKind.ATTEND, 0, (n,), (), *reads)
             found[step, 0] = machine.costs.price(attend, Lane.DEVICE)
             if attends:
-                op = Op(OpKind.PREDICT, 0, (n,), (), context, pairs)
+                op = Op(OpKind.PREDICT, 0, (n,), (), *reads)
                 found[step, _COMMON] = machine.costs.price(op, Lane.DEVICE)
         return found
 
-    def _context(self, step: int) -> tuple[int, int]:
-        """Return cached tokens and pairs that a pass's attention reads, as `Engine._begin_pass`."""
-        lengths = [n + step for n in self._lengths]
-        rows = int(self._rows[step])
-        pairs = sum(n if step else n * (n + 1) // 2 for n in lengths) + self.cached * rows
-        return sum(lengths) + self.cached * len(lengths), pairs
+    def _pass_of(self, step: int) -> ForwardPass:
+        return pass_of(self._lengths, step, self.cached)
 
     # ------------------------------------------------------------------ predictions
 
     def _seen(self, layer: int, step: int) -> LayerView:
         """Return the view of a decoded layer, as far as predictors read it."""
         shape, none = self.model.shape, np.empty((0, 0))
-        context, pairs = self._context(step)
-        forward = ForwardPass(
-            phase="decode", sequences=(), rows=int(self._rows[step]), context=context, pairs=pairs
-        )
         return LayerView(
             layer=layer, next_layer=shape.next_moe_layers[layer], phase="decode", shape=shape,
-            forward=forward, alpha=self._alpha, scores_TE=none, topk_ids_TK=none,
+            forward=self._pass_of(step), alpha=self._alpha, scores_TE=none, topk_ids_TK=none,
             costs=self.timeline.costs, lanes=self.machine,
         )  # fmt: skip
 
@@ -470,7 +460,8 @@ class CompiledEngine(Engine):
         if kind is OpKind.HEAD:
             rows = (len(self._lengths),)
         elif kind is OpKind.ATTEND:
-            context, pairs = self._context(step)
+            forward = self._pass_of(step)
+            context, pairs = forward.context, forward.pairs
         elif kind is OpKind.PREDICT and self._decided.predictions:
             op = self._asked.predictions[number]
             return Op(kind, layer, op.rows, op.experts, op.context, op.pairs, op.network)

@@ -63,11 +63,14 @@ def compiled(sources: Sequence[Path], kept_in: Path) -> Path | None:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the loaded library; None without a compiler."""
+    """Return the loaded library; None without a compiler, or if it cannot be loaded."""
     made = compiled(SOURCES, folder())
     if made is None:
         return None
-    loaded = ctypes.CDLL(str(made))
+    try:
+        loaded = ctypes.CDLL(str(made))
+    except OSError:  # a damaged file, or one for other libraries of this computer
+        return None
     for name in ("size_of_setup", "size_of_batch", "replay_run"):
         getattr(loaded, name).restype = ctypes.c_int64
     loaded.replay_new.restype = loaded.replay_part.restype = ctypes.c_void_p

@@ -54,6 +54,20 @@ def test_the_folder_is_the_users_cache(monkeypatch, tmp_path):
     assert library.folder() == tmp_path / "moebench"
 
 
+@needs_compiler
+def test_a_damaged_library_is_none(monkeypatch, tmp_path):
+    damaged = tmp_path / "replay.so"
+    damaged.write_bytes(b"not a library")
+    library.library.cache_clear()
+    try:
+        assert library.library() is not None
+        library.library.cache_clear()
+        monkeypatch.setattr(library, "compiled", lambda sources, kept_in: damaged)
+        assert library.library() is None
+    finally:
+        library.library.cache_clear()
+
+
 def test_without_a_library_python_replays(monkeypatch):
     monkeypatch.setattr("moebench.systems.compiled.engine.library", lambda: None)
     made = case_of("moe-ondemand", {}).made_rig()
